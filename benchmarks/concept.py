@@ -32,7 +32,7 @@ from benchmarks.learn.methods import read_arm, read_profile
 from benchmarks.measuring import SHARED, command, parser, show
 from benchmarks.streams import ratio
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch
 

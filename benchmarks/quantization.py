@@ -38,7 +38,8 @@ from streamlearn.settings import (
 )
 from streamlearn.settings.settings import LEARNING_RATES
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import Example, Position
+from streamlearn.stream.position import Position
+from streamlearn.stream.record import Example
 
 SCORED = SAMPLE.with_name("superni.test.jsonl.gz")
 NUM_SCORED = 32

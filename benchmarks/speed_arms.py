@@ -54,7 +54,8 @@ from streamlearn.settings import (
 )
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.intake import Batcher
-from streamlearn.stream.record import Batch, Position
+from streamlearn.stream.position import Position
+from streamlearn.stream.record import Batch
 
 STREAM = StreamSettings()
 REGIMES = {"streamlearn": 1, "streamlearn_32": 32, "streamlearn_300": 300}

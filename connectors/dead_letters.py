@@ -17,7 +17,8 @@ from typing import IO, Any
 import orjson
 
 from streamlearn.errors import DeadLetterError, Reason
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 
 MAX_BYTES = 64 << 20

@@ -15,7 +15,8 @@ from typing import BinaryIO, cast
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.record import Record
 
 MAX_LINE_BYTES = 64 << 20
 """Of a longer line one byte more than this is returned, so that a decoder with any reasonable limit refuses it."""

@@ -25,9 +25,7 @@
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
     ├── ReplicaAwayError              a model server does not answer; asked again later          -
-    ├── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
-    ├── MeasurementError              a bench command's process failed; its output is quoted     exit 70
-    └── RunFailedError                runs of a bench command failed; the message lists them       exit 1
+    └── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and
 what to do.

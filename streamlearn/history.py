@@ -31,7 +31,8 @@ from streamlearn.status import (
     SnapshotStatus,
     Status,
 )
-from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId
+from streamlearn.stream.position import RecordId
+from streamlearn.stream.record import Batch, DeadLetteredRecord
 
 _log = get_logger("history")
 

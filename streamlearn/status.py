@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from pydantic import StringConstraints
 
-from streamlearn.errors import Reason
+from streamlearn.errors import Reason, StreamlearnError
 from streamlearn.stream.position import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
@@ -698,3 +698,11 @@ class Route:
     answered_by: AnsweredBy
     """regime: its experts; adapter: all experts, where routing does not depend on regimes; mean: the adapters of all
     regimes, averaged; backbone: no expert."""
+
+
+Requested = int | Literal["routed", "backbone"]
+"""What a request is to be answered by: the regime with this number, what routing finds, or the untouched backbone."""
+
+
+class UnknownRegimeError(StreamlearnError):
+    """No remembered regime has the requested number; the client asks for another."""

@@ -17,7 +17,9 @@ from streamlearn.backbone.load import load, outline
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import AdapterSettings, BackboneSettings, ConsolidateSettings, LearnerSettings, ProbeSettings
+from streamlearn.snapshot.parts import dump_components
 from tests.doubles import tiny_backbone
 
 REGIMES = 4
@@ -93,6 +95,18 @@ def tiny_learner(
     for slot in range(REGIMES if learner.per_regime else 0):
         learner.add_regime(slot, seed + slot)
     return learner
+
+
+def timeless(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A snapshot's tensors without those that depend on time: scores of hold-out records, durations of probes."""
+    timed = ("regimes.regimes.scores.", "regimes.reports.probe_seconds")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(timed)}
+
+
+def regime_tensors(regimes: Regimes) -> dict[str, Tensor]:
+    """The tensors that a snapshot has about regimes, without those that depend on time."""
+    tensors, _ = dump_components({"regimes": regimes.save()})
+    return timeless(tensors)
 
 
 def hooks_of(learner: Learner) -> BaselineHooks:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streamlearn.errors import OffsetGapError
-from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 
 

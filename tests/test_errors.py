@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import re
 
+import connectors
 import streamlearn
 from streamlearn import errors
 from streamlearn.errors import StreamlearnError
@@ -26,10 +27,11 @@ def documented() -> dict[str, tuple[str | None, int | None]]:
 
 
 def classes() -> set[type[StreamlearnError]]:
-    """Every error class of the package."""
-    for module in pkgutil.walk_packages(streamlearn.__path__, "streamlearn."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    """Every error class of both packages."""
+    for package in (streamlearn, connectors):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     found, waiting = {StreamlearnError}, [StreamlearnError]
     while waiting:
         waiting += (new := set(waiting.pop().__subclasses__()) - found)

@@ -28,7 +28,7 @@ from streamlearn.status import (
     ShiftStatus,
     Status,
 )
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 from streamlearn.track import MlflowTracker, Note, Point, Sample, SeriesReader, TensorBoardTracker, Tracker, Trackers
 
 SHIFT = ShiftStatus("inputs", 1, 2, False, 1, 40, 38, 0.5, 0.2, None, None, 10, 100, 0.1, None)

@@ -21,11 +21,12 @@ from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
 from streamlearn.learner.optimizer import Group, Hold, MaskedAdamW
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.detector import Shift
 from streamlearn.stream.intake import Batcher
-from streamlearn.stream.record import Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Example, Record
 
 T = TypeVar("T")
 FISHER_RECORDS = 64
@@ -44,7 +45,7 @@ class BaselineContext:
     """The regime slot of each segment; segments of the same tasks share one."""
     records: int
     """Training records of all passes together."""
-    adaptation: Adaptation | None = None
+    adaptation: Regimes | None = None
     """The daemon's handling of regimes, for methods that use it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arm's changes in the section `baseline`: keyword arguments of the baseline, by name."""

@@ -33,7 +33,7 @@ from streamlearn.daemon.model import Model, adapter_of, versions
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import BackboneSettings, ServeSettings, Settings, StreamSettings, with_defaults
 from streamlearn.shift.features import input_of
 from streamlearn.status import Status
@@ -212,7 +212,7 @@ def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, *, gen
         {"shift": {key: getattr(report.shift, key) for key in ("kind", "known", "declared_at", "onset")}}
         for report in observer.reports
     ]
-    detection = {"shifts": shifts, "probe_seconds": components.adaptation.probe.seconds}
+    detection = {"shifts": shifts, "probe_seconds": components.adaptation.probe_seconds}
     return Trained(recorder, components.model, detection)
 
 
@@ -242,7 +242,7 @@ class SegmentObserver(QuietObserver):
         del batch, status
         recorder = self._recorder
         recorder.record(step)
-        done = self._components.adaptation.records
+        done = self._components.adaptation.state.records
         while len(recorder.matrix) < len(self._ends) - 1 and done >= self._ends[len(recorder.matrix)]:
             recorder.evaluate(self._components.learner, self.slots_of)
 

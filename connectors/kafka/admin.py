@@ -13,7 +13,7 @@ from kafka.structs import OffsetAndMetadata
 from connectors.kafka.clients import close_quietly, describe, is_reachable, new_admin, to_kafka
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 
 _NO_ID = (str(None), str(UUID(int=0)))  # from brokers before Kafka 2.8
 

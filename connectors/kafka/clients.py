@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 from connectors.kafka import codecs
 from streamlearn.errors import CredentialsError, SourceError
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 _UNSPECIFIC = ("socket disconnected", "timed out", "Unable to bootstrap")
 """What kafka-python reports when it does not know the cause. It also does so when a broker's reason arrives together

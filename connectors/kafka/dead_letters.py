@@ -38,7 +38,7 @@ from connectors.kafka.offsets import beginning_offsets, end_offsets, read_betwee
 from streamlearn.errors import CredentialsError, DeadLetterError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
 _NO_VALUE = PREFIX + "value.absent"

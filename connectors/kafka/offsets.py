@@ -7,7 +7,7 @@ from kafka.errors import KafkaError, LeaderNotAvailableError
 
 from connectors.kafka.clients import to_kafka
 from streamlearn.errors import OffsetGapError
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 _POLL_MS = 500
 Offsets = Mapping[TopicPartition, int]

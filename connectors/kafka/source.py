@@ -31,7 +31,8 @@ from connectors.kafka.offsets import (
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.record import Record
 
 _NEVER = float("-inf")
 

@@ -52,7 +52,8 @@ from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Example, Position
+from streamlearn.stream.position import Position
+from streamlearn.stream.record import Example
 
 _CGROUP, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 

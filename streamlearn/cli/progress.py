@@ -16,7 +16,7 @@ from rich.text import Text
 
 from streamlearn.cli.status import Cell, render_table
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status
 from streamlearn.stream.record import IGNORED, Batch

@@ -66,7 +66,8 @@ from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import SnapshotStatus
 from streamlearn.stream.intake import BatchEnd, Intake
-from streamlearn.stream.record import Batch, Gap, PartitionRun, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, PartitionRun, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Batch, Record
 from streamlearn.stream.source import DeadLetters, Source
 
 _REFUSED = (Reason.NOT_FINITE_UPDATE, "its update was refused before the rollback")
@@ -286,7 +287,7 @@ class Checkpoint:
             _log.info(Event.SNAPSHOT_RESTORED, name=snapshot.name, records=state.records, position=position)
         self._history.restore(None if snapshot is None else snapshot.manifest.step)
         if state.last_snapshot is not None:  # the history was written before it could contain this snapshot
-            self._history.add_snapshot(state.last_snapshot, self._model.adaptation.records)
+            self._history.add_snapshot(state.last_snapshot, self._model.adaptation.state.records)
         # 2. A new run begins at the sink's end: what an earlier run left there is not its own.
         self._sink.flush()
         mark = snapshot.manifest.dead_letter_mark if snapshot is not None else self._sink.mark()
@@ -434,7 +435,7 @@ class Checkpoint:
         self._read_ahead = advanced(self._read_ahead, position, model.adaptation.waiting)
         ahead = tuple(self.intake.dead_letters_from(position))
         stream = StreamState(ahead, {**self._identity, **self._source.identity})
-        tensors, components = dump_components({"run": state, "stream": stream})
+        tensors, components = dump_components({"run": state, "stream": stream, "regimes": model.adaptation.save()})
         draft = ManifestDraft(
             step=model.learner.number,
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),  # noqa: TID251 - for people
@@ -447,7 +448,7 @@ class Checkpoint:
             adapter=self._adapter,
             dtype=model.backbone.arithmetic.name,
             versions=versions(),
-            regime_changes=model.adaptation.controls.num_changes,
-            components={**components, "regimes": model.adaptation.to_json()},
+            regime_changes=model.adaptation.state.num_changes,
+            components=components,
         )
         return draft, tensors

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
@@ -21,8 +21,8 @@ from streamlearn.jobs.queue import JobQueue, SnapshotResult
 from streamlearn.jobs.runner import JobRunner
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
-from streamlearn.regimes.regimes import OperatedRegimes
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.regimes import Role
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
@@ -114,7 +114,6 @@ class Daemon:
         self.checkpoint = components.checkpoint
         self.learner = components.learner
         self.adaptation = components.adaptation
-        self.operated_regimes = OperatedRegimes(components.adaptation, components.learner, components.settings)
         self.adapter_publisher = components.adapter_publisher
         self.history = components.history
         self.comparison = BackboneComparison(components.learner, components.settings.holdout)
@@ -284,16 +283,15 @@ class Daemon:
     def learn(self, assigned: AssignedBatch) -> Step | None:
         """learner/: one step, or none when no record of the batch is trained on; then the ledger."""
         self._note_journal(self.checkpoint.journal(assigned.batch))
-        held_out = self.adaptation.hold_out(assigned)
-        frozen = self.adaptation.frozen(assigned) - held_out
-        measured = self._measure(assigned, frozen)
-        batch, slots = assigned.without(held_out | frozen)
+        divided = self.adaptation.divide(assigned)
+        measured = self._measure(*divided.part(Role.MEASURED))
+        batch, slots = divided.part(Role.TRAINED)
         step = self._train(batch, slots)
         if step is not None and step.refusal is not None:
             self._dead_letter(batch, step)
-        for report in self.adaptation.after_step(assigned, held_out, step, measured):
+        for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
-        self.state.account(assigned.batch, step, held_out | frozen)
+        self.state.account(assigned.batch, step, divided.not_trained)
         if step is not None:
             self.board.counters.step_seconds.observe(step.seconds)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
@@ -315,7 +313,7 @@ class Daemon:
             batch=assigned.batch,
             shifts=assigned.shifts,
             regimes=tuple(map(self.adaptation.numbers.get, assigned.slots)),
-            last_record=self.adaptation.records,
+            last_record=self.adaptation.state.records,
             number=self.learner.number,
             step=step,
             refused=tuple(record.id for record in trained.records),
@@ -328,15 +326,13 @@ class Daemon:
         if pair is not None:
             self.history.add_pair(pair)
 
-    def _measure(self, assigned: AssignedBatch, frozen: Collection[int]) -> dict[int, float]:
-        """Losses of the records at these indices, which are not trained on, in nats per learned token."""
-        if not frozen:
-            return {}
-        batch, slots = assigned.without(set(range(len(assigned.slots))) - set(frozen))
+    def _measure(self, batch: Batch, slots: tuple[int, ...]) -> list[float]:
+        """Losses of records that are not trained on, in nats per learned token."""
+        if not batch.examples:
+            return []
         with self._guarded(batch) as guarded:
             parts = len(batch.examples) if guarded.one_by_one else 1
-            losses = self.learner.measure(batch.examples, slots, parts=parts, on_record=guarded.on_record)
-        return dict(zip(sorted(frozen), losses, strict=True))
+            return self.learner.measure(batch.examples, slots, parts=parts, on_record=guarded.on_record)
 
     def _train(self, batch: Batch, slots: tuple[int, ...]) -> Step | None:
         if not batch.examples:
@@ -416,7 +412,7 @@ class Daemon:
         written = SnapshotStatus(info.name, info.step, written_at, seconds)
         self.state.saved(written)
         self.board.counters.snapshot_write_seconds.observe(seconds)
-        self.history.add_snapshot(written, self.adaptation.records)
+        self.history.add_snapshot(written, self.adaptation.state.records)
         _log.info(
             Event.SNAPSHOT_WRITTEN,
             name=info.name,
@@ -467,7 +463,7 @@ class Daemon:
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
-        getattr(self.operated_regimes, control.verb)(*control.arguments.values())
+        getattr(self.adaptation, control.verb)(*control.arguments.values())
         self.state.changed_since_save = True
         try:
             self.save()

@@ -22,7 +22,8 @@ from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
 from streamlearn.learner.memory import random_state, restore_random_state
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regime import RegimesState
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.stream.decode import Decoder
@@ -78,14 +79,14 @@ class Model:
         self.decoder = Decoder(
             backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
         )
-        self.adaptation = Adaptation(self.learner, settings, self.decoder.with_images)
+        self.adaptation = Regimes(self.learner, settings, self.decoder.with_images)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 
     def parts(self, components: Mapping[str, Tensor]) -> list[SnapshotPart]:
         """The parts of a snapshot: everything that the next step depends on, with the tensors of `components`."""
         learner = self.learner
-        state = state_part({**learner.state(), **self.adaptation.state(), **random_state(learner.device), **components})
+        state = state_part({**learner.state(), **random_state(learner.device), **components})
         if not learner.per_regime:
             return [state, adapter_part(self.peft.save_pretrained)]
         adapters = [
@@ -104,7 +105,7 @@ class Model:
         load_adapters(self.learner, snapshot)
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
-        self.adaptation.restore(tensors, snapshot.manifest.components["regimes"])
+        self.adaptation.restore(snapshot.component("regimes", RegimesState))
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:

@@ -10,7 +10,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.publish.publisher import AdapterPublisher
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, RequestCount, Status
 from streamlearn.stream.source import Source
 from streamlearn.track import Trackers
@@ -45,7 +45,7 @@ class StatusPublisher:
         self,
         board: Board,
         source: Source,
-        adaptation: Adaptation,
+        adaptation: Regimes,
         history: History,
         versions: AdapterPublisher | None = None,
         trackers: Trackers | None = None,

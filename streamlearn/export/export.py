@@ -15,7 +15,7 @@ from streamlearn.export import formats
 from streamlearn.export.formats import BaseModel, ExportedRegime, Format, HoldoutLosses, card, holdout_losses
 from streamlearn.export.lora import PlainLora, mean_gates, plain_lora, with_mean_gates
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import snapshot_name
@@ -56,7 +56,7 @@ class Exporter:
     def __init__(
         self,
         learner: Learner,
-        adaptation: Adaptation,
+        adaptation: Regimes,
         manifest: Manifest,
         shape: Outline,
         settings: Settings,
@@ -160,22 +160,22 @@ class Exporter:
     def _examples(self, slot: int | None) -> tuple[Example, ...]:
         """The hold-out records of a regime; None: of all."""
         slots = self._adaptation.numbers if slot is None else [slot]
-        return tuple(example for number in slots for example in self._adaptation.holdouts.examples(number))
+        return tuple(example for number in slots for example in self._adaptation.examples(number))
 
     def _adapter(self, slot: int | None) -> str:
         return regime_adapter(slot) if slot is not None and self._learner.per_regime else SHARED
 
     def _describe(self, name: str, slot: int | None, lora: PlainLora, losses: HoldoutLosses | None) -> ExportedRegime:
-        visits_by_slot = self._adaptation.statistics.visits_by_slot
-        visits = list(visits_by_slot.values()) if slot is None else [visits_by_slot[slot]]
+        by_slot = self._adaptation.by_slot
+        regimes = list(by_slot.values()) if slot is None else [by_slot[slot]]
         return ExportedRegime(
             name=name,
             regime=None if slot is None else self._adaptation.numbers[slot],
-            label="" if slot is None else self._adaptation.controls.names.get(self._adaptation.numbers[slot], ""),
+            label="" if slot is None else by_slot[slot].name,
             snapshot=snapshot_name(self._manifest.step),
             written=self._manifest.created_at,
-            records=sum(visit.records for visit in visits),
-            visits=sum(visit.visits for visit in visits),
+            records=sum(regime.records for regime in regimes),
+            visits=sum(regime.visits for regime in regimes),
             base=self._options.base,
             form=self._options.form,
             rank=lora.rank,

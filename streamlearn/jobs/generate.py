@@ -16,9 +16,9 @@ from streamlearn.jobs.queue import (
 )
 from streamlearn.learner.generate import NucleusSampler, TokenChoice, decode, most_likely
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.shift.features import input_of_prompt
+from streamlearn.status import Requested
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Prompt
 

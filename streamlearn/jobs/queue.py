@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from streamlearn.controls import Control, Requester
 from streamlearn.errors import RecordError, StreamlearnError
-from streamlearn.regimes.requested import Requested
-from streamlearn.status import Route
+from streamlearn.status import Requested, Route
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
+from streamlearn import codec
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
-from streamlearn.errors import SnapshotDamagedError
 from streamlearn.export.lora import PlainLora, plain_lora
-from streamlearn.regimes.holdout import HoldoutReservoirs
+from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
-from streamlearn.snapshot.files import reading
-from streamlearn.snapshot.parts import STATE, Snapshot
+from streamlearn.snapshot.parts import Snapshot
 from streamlearn.stream.record import Example
 
 _WEIGHTS = "adapter/{}/adapter_model.safetensors"
-_MONITOR, _HOLDOUTS = "regimes.monitor.", "regimes.holdouts."
 
 
 @dataclass(frozen=True)
@@ -62,32 +59,29 @@ class SnapshotRegimes:
     @property
     def labels(self) -> dict[int, str]:
         """The operator's names, by number of the regime."""
-        controls = self.snapshot.manifest.components["regimes"].get("controls", {})
-        return {int(number): name for number, name in controls.get("names", {}).items()}
+        return {regime.number: regime.name for regime in self._state.regimes.values() if regime.name}
 
     @property
     def regimes(self) -> list[RegimeOfSnapshot]:
         """Those that have learned something, by number."""
-        state, files = self.snapshot.manifest.components["regimes"], self.snapshot.manifest.files
-        visits = state["chronicle"]["presences"]
-        labels, approved = self.labels, state.get("controls", {}).get("approved", {})
-        suspected = {shift["regime"] for shift in state["suspected"]}
-        found = [
+        files = self.snapshot.manifest.files
+        suspected = {shift.regime for shift in self._state.suspected}
+        regimes = [
             RegimeOfSnapshot(
-                slot=int(slot),
-                number=number,
-                label=labels.get(number),
-                weights_sha256=files[_WEIGHTS.format(regime_adapter(int(slot)))].sha256,
-                records=visits[slot]["records"],
-                visits=visits[slot]["visits"],
-                is_suspected=number in suspected,
-                refused_return=visits[slot].get("refused_return"),  # older snapshots: none was refused
-                approved_at=approved.get(str(number)),
+                slot=slot,
+                number=regime.number,
+                label=regime.name or None,
+                weights_sha256=files[_WEIGHTS.format(regime_adapter(slot))].sha256,
+                records=regime.records,
+                visits=regime.visits,
+                is_suspected=regime.number in suspected,
+                refused_return=regime.refused_return,
+                approved_at=regime.approved_at,
             )
-            for slot, number in state["numbers"].items()
-            if _WEIGHTS.format(regime_adapter(int(slot))) in files
+            for slot, regime in self._state.regimes.items()
+            if _WEIGHTS.format(regime_adapter(slot)) in files
         ]
-        return sorted(found, key=lambda regime: regime.number)
+        return sorted(regimes, key=lambda regime: regime.number)
 
     def lora(self, slot: int) -> PlainLora:
         """Read a regime's weights as a plain LoRA."""
@@ -95,27 +89,15 @@ class SnapshotRegimes:
 
     def holdouts(self, slot: int) -> dict[str, Example]:
         """The hold-out records of a regime, by the digest of their tokens."""
-        return {digest(example): example for example in self._reservoirs.examples(slot)}
+        return {digest(example): example for example in self._state.regimes[slot].holdouts.examples}
 
     def routing_state(self) -> dict[str, NDArray[Any]]:
         """Read the arrays of the monitor's state, by name."""
-        return self._arrays(_MONITOR)
+        return codec.to_arrays(self._state.monitor)
 
     @cached_property
-    def _reservoirs(self) -> HoldoutReservoirs:
-        settings = self._settings
-        reservoirs = HoldoutReservoirs(settings.holdout, regimes=settings.shift.max_regimes, seed=settings.seed)
-        reservoirs.load_state(self._arrays(_HOLDOUTS))
-        return reservoirs
-
-    def _arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Read the tensors whose names begin with `prefix`, and no others."""
-        path = self.snapshot.path / STATE
-        with reading(path), safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
-            if not names:
-                raise SnapshotDamagedError(f"{path}: expected tensors named {prefix}*, found none")
-            return {name.removeprefix(prefix): np.array(file.get_tensor(name)) for name in names}
+    def _state(self) -> RegimesState:
+        return self.snapshot.component("regimes", RegimesState)
 
 
 def digest(example: Example) -> str:

@@ -1,168 +1,148 @@
-"""What the daemon does about regimes, in the order of a batch's way.
+"""Regime handling, in the order in which a batch meets it.
 
 look_ahead   a batch was read: assign its records to regimes, ahead of training
 next_batch   the next batch to train on, its regimes decided
-enter        a shift begins in it: close the old regime, probe the new one, give it its bias
-hold_out     every Nth record of a regime is kept for scoring and never trained on
-after_step   the batch is done: what only its losses show, and the counts
+enter        a shift begins in it: close the old regime, measure the new one, give it its adapter
+divide       each record gets a role: trained, held out, or only measured
+after_step   the batch is done: detect changed answers by the losses, count
 
-What an operator does between two steps is in `operated_regimes`.
+Between two steps an operator may `rename`, `freeze`, `unfreeze`, `approve` and `drop` regimes.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from streamlearn.adapters.context import Slot
-from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
+from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.holdout import Forgetting, HoldoutReservoirs, TimeBudget
-from streamlearn.regimes.regime_probe import Probed, RegimeProbe
-from streamlearn.regimes.requested import Requested
+from streamlearn.regimes.holdout import Forgetting, TimeBudget
+from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
-from streamlearn.regimes.route import RequestRouter, RoutedInput
-from streamlearn.regimes.start import Fallback
-from streamlearn.regimes.statistics import RegimeControls, RegimeStatistics, ShiftReport
-from streamlearn.settings import Settings, ShiftSettings
+from streamlearn.regimes.route import RequestRouter, RoutedInput, TrainedInputs, largest
+from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
+from streamlearn.settings import Settings
 from streamlearn.shift.detector import NO_SLOT, Shift
-from streamlearn.shift.drift import ConceptDriftDetector, LossLevels
+from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import input_of
-from streamlearn.shift.monitor import AssignedBatch, Monitor, MonitorState
-from streamlearn.status import AdaptationStatus
+from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.status import AdaptationStatus, Requested, ShiftStatus
 from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
 whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
 the cause, and the answers have not changed."""
-
-
-class AnswerShifts:
-    """The detector of rising losses, and the shifts that wait for confirmation."""
-
-    def __init__(self, settings: ShiftSettings) -> None:
-        self.detector = ConceptDriftDetector(settings)
-        self.suspected: list[Shift] = []
-        """In the order of their alarms."""
-
-    def update(self, slot: int, regime: int, ordinal: int, loss: float) -> None:
-        """Process the prequential loss of a regime's next record, nats per token."""
-        self.suspected += self.detector.update(slot, regime, ordinal, [loss])
-
-    def explained_by(self, shift: Shift) -> None:
-        """Drop what is suspected where this shift of the inputs is the cause."""
-        self.suspected = [each for each in self.suspected if each.declared_at < shift.onset - CONFIRM_RECORDS]
-
-    def due(self, records: int) -> list[Shift]:
-        """Remove and return what has waited long enough after `records` records."""
-        due = [each for each in self.suspected if records - each.declared_at >= CONFIRM_RECORDS]
-        self.suspected = [each for each in self.suspected if each not in due]
-        return due
-
-    def forget(self, slot: int) -> None:
-        """Discard a slot's losses, and what is suspected there: it belongs to no regime, or to another one now."""
-        self.detector.forget(slot)
-        self.suspected = [each for each in self.suspected if each.slot != slot]
-
-    def state(self) -> dict[str, NDArray[np.generic]]:
-        """Arrays for a snapshot."""
-        return to_arrays(self.detector.state)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The rest of the state, for the manifest."""
-        return [shift.to_json() for shift in self.suspected]
-
-    def restore(self, arrays: Mapping[str, NDArray[np.generic]], rows: Sequence[Mapping[str, Any]]) -> None:
-        """The inverse of `state` and `to_json`."""
-        self.detector.state = from_arrays(LossLevels, arrays)
-        self.suspected = [Shift.from_json(row) for row in rows]
-
-
-MAX_REPORTS = 256  # newest shifts kept for the status and the manifest
+MAX_REPORTS = 256  # newest shifts kept for the status and the snapshot
 
 _log = get_logger("shift")
 
 
-class Adaptation:
-    """Everything kept about regimes beside the weights. Only the thread that owns the model calls it."""
+class Role(StrEnum):
+    """What happens to a record of a batch."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        settings: Settings,
-        restored: Callable[[Example, Sequence[bytes]], Example],
-    ) -> None:
-        """`restored`: see `HoldoutReservoirs`."""
-        slots = settings.shift.max_regimes
+    TRAINED = "trained"
+    HELD_OUT = "held_out"
+    MEASURED = "measured"
+    """Its regime is frozen: its loss is measured, and it is not trained on."""
+
+
+@dataclass(frozen=True)
+class DividedBatch:
+    """A batch whose records have roles."""
+
+    assigned: AssignedBatch
+    roles: tuple[Role, ...]
+
+    def part(self, role: Role) -> tuple[Batch, tuple[int, ...]]:
+        """Return the batch with the records of one role only, and their slots."""
+        return self.assigned.without({index for index, own in enumerate(self.roles) if own is not role})
+
+    @property
+    def not_trained(self) -> frozenset[int]:
+        """Indices of the records that are not trained on."""
+        return frozenset(index for index, role in enumerate(self.roles) if role is not Role.TRAINED)
+
+
+class Regimes:
+    """Owner of everything kept about regimes besides the weights. Only the thread that owns the model calls it."""
+
+    def __init__(self, learner: Learner, settings: Settings, with_images: Callable[[Example, Any], Example]) -> None:
+        """`with_images` rebuilds an example's images from the bytes that a snapshot keeps."""
         self._learner = learner
         self._settings = settings
+        self._with_images = with_images
+        self.state = RegimesState()
         self.monitor = Monitor(settings.shift, settings.seed)
-        self.answer_shifts = AnswerShifts(settings.shift)
+        self.inputs = TrainedInputs(self.monitor)
+        self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
-        self.holdouts = HoldoutReservoirs(settings.holdout, regimes=slots, seed=settings.seed, restored=restored)
+        self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.budget = TimeBudget(settings.holdout.time_share / 2)
         """For scoring hold-out records; the other half is for `BackboneComparison`."""
-        self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
-        self.controls = RegimeControls()
-        self.statistics = RegimeStatistics(
-            learner, self.holdouts, self.forgetting, self.controls, self.answer_shifts.detector.level_of
-        )
-        self.numbers: dict[int, int] = {}
-        """Slot of each regime that was entered -> its number."""
-        self.router = RequestRouter(
-            self.monitor,
+        self.fallback.losses = self.state.start_losses
+        self._router = RequestRouter(
+            self.inputs,
             self.fallback,
-            self.statistics,
-            self.numbers,
             routes_by_regime=learner.routes_by_regime,
             max_known_rejected=settings.serve.max_known_rejected,
         )
-        self.probe = RegimeProbe(learner, settings, self.monitor, self.router, self.fallback)
-        self.current: int | None = None
-        """Slot of the segment that is being trained on; None before the first, and after its regime was dropped."""
-        self.reports: deque[ShiftReport] = deque(maxlen=MAX_REPORTS)
-        self.undivided: list[Shift] = []
-        """Splits whose regimes' hold-out records are not divided yet."""
+        self.probe_seconds = 0.0
+        """Time spent on probes by this process."""
+        self._shifts: tuple[ShiftStatus, ...] = ()
         self._left: list[int] = []
         """Slots whose segments end within the batch under way."""
-        self.records = 0
-        """Ordinal of the last record that was trained on, held out or only measured."""
-        self._trained = MonitorState()
+
+    @property
+    def by_slot(self) -> dict[int, Regime]:
+        """The regimes that were entered and are remembered."""
+        return self.state.regimes
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Their numbers by slot."""
+        return {slot: regime.number for slot, regime in self.by_slot.items()}
+
+    def examples(self, slot: int) -> tuple[Example, ...]:
+        """The hold-out records of the regime in `slot`."""
+        return self.by_slot[slot].holdouts.examples if slot in self.by_slot else ()
+
+    # Reading ahead.
 
     def look_ahead(self, batch: Batch) -> None:
         """Assign the records of the next batch read from the stream to regimes."""
-        self.monitor.update(batch, self.controls.frozen_at)
+        self.monitor.update(batch, self._frozen_at)
 
     def next_batch(self) -> AssignedBatch | None:
         """The next batch to train on.
 
         None while too few records follow it to decide its regimes, or to probe the new regime that begins in it or
-        check the return of a known one, unless the stream was flushed. What looks like a known regime's and is not by
-        its losses is decided again.
+        check the return of a known one, unless the stream was flushed. Records whose inputs match a known regime but
+        whose losses do not are assigned again.
         """
-        assigned = self.monitor.take(self._probe_tokens)
+        assigned = self.monitor.take(self._tokens_needed)
         if assigned is not None and self.return_checks.refuse(self._upcoming(assigned)):
             return self.monitor.taken
         return assigned
 
     def _upcoming(self, assigned: AssignedBatch) -> Upcoming:
-        profiles = self._trained.detector.regimes
+        profiles = self.inputs.state.detector.regimes
         return Upcoming(
             assigned,
-            first=self.records + 1,
-            current=self.current,
-            numbers=self.numbers,
-            last_records={slot: each.last_record for slot, each in enumerate(profiles) if each is not None},
-            kept_at=self.controls.frozen_at,
+            first=self.state.records + 1,
+            current=self.state.current,
+            regimes=self.by_slot,
+            last_records={slot: profile.last_record for slot, profile in enumerate(profiles) if profile is not None},
+            kept_at=self._frozen_at,
         )
 
     @property
@@ -178,267 +158,134 @@ class Adaptation:
         """Records of the regime in `slot` from the batch that `next_batch` returned up to the next shift."""
         return self.monitor.examples(slot)
 
+    def _frozen_at(self, ordinal: int) -> set[int]:
+        """Numbers of the regimes that were frozen when the record was first read."""
+        return {regime.number for regime in self.by_slot.values() if regime.was_frozen(ordinal)}
+
+    # Entering regimes.
+
     def enter(self, shift: Shift, examples: Sequence[Example]) -> ShiftReport:
         """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records.
 
-        A regime that was split from another goes on beside it: nothing is closed, and the stream stays where it is.
+        A regime that was split from another continues next to it: nothing is closed, and the stream stays where it is.
         """
-        self.answer_shifts.explained_by(shift)
+        state = self.state
+        self._explain_suspicions(shift)
         report = ShiftReport(shift, self._learner.number)
         if shift.parent is not None:
-            return self._enter_split(report)
-        if self.current is not None:
-            self._close(self.current)
-        if not shift.known:
-            report = replace(report, refused_return=self.return_checks.refused_at(shift.declared_at))
-            report = self._open(report, examples if self.probe.applies(shift) else ())
-        self._learner.hooks.enter(shift.slot)
-        self._take_slot(shift)
-        self.statistics.entered(report, self.current)
-        self.current = shift.slot
-        self._publish(report)
+            report = self._split(report)
+        else:
+            if state.current is not None:
+                self._leave(state.current)
+            if not shift.known:
+                report = replace(report, refused_return=self.return_checks.refused_at(shift.declared_at))
+                report = self._open(report, examples if self._probe_tokens(shift) else ())
+            self._learner.hooks.enter(shift.slot)
+        regime = self.by_slot[shift.slot]
+        regime.visits += 1
+        for slot in (shift.slot, state.current):
+            if slot in self.by_slot:
+                self.by_slot[slot].status = None
+        if shift.parent is None:
+            state.current = shift.slot
+        self._declare(report)
         return report
 
-    def _enter_split(self, report: ShiftReport) -> ShiftReport:
+    def _split(self, report: ShiftReport) -> ShiftReport:
         """Open a regime that was split from another, with a copy of the adapter that learned the records of both.
 
-        The other one's losses are those of other records from now on. Its hold-out records are divided once the batch
-        is trained on at which the split was declared: only then are the profiles that tell them apart part of the
-        state.
+        The other regime's losses are those of other records from now on. Its hold-out records are divided once the
+        batch is trained on at which the split was declared: only then does the state have the profiles that tell the
+        two apart.
         """
         shift = report.shift
-        parent = self._slot_of(shift.parent)
+        parent = slot_of(self.by_slot, shift.parent)
         report = self._open(report, (), parent=parent)
-        self._take_slot(shift)
         if parent is not None:
-            self.controls.inherit(self.numbers[parent], shift.regime, declared_at=shift.declared_at)
-            self.answer_shifts.detector.forget(parent)
-            self.return_checks.losses.forget(parent)
-            self.undivided.append(shift)
-        self.statistics.entered(report, self.current)
-        self._publish(report)
+            if self.by_slot[parent].is_frozen:  # from a record that does not depend on how far was read ahead
+                self.by_slot[shift.slot].frozen_from = [shift.declared_at]
+            self.answers.forget(parent)
+            self.by_slot[parent].losses, self.by_slot[parent].status = [], None
+            self.state.undivided.append(shift)
         return report
 
-    def _take_slot(self, shift: Shift) -> None:
-        self.numbers[shift.slot] = shift.regime
-        self.controls.keep(self.numbers.values())  # another regime may have been forgotten for it
+    def _open(self, report: ShiftReport, examples: Sequence[Example], *, parent: int | None = None) -> ShiftReport:
+        """Give a new regime its adapter.
 
-    def hold_out(self, assigned: AssignedBatch) -> frozenset[int]:
-        """Count the batch's records and return the indices of those that are not trained on."""
-        pairs = enumerate(zip(assigned.slots, assigned.batch.examples, strict=True))
-        for slot in filter(self.forgetting.has_ended, set(assigned.slots)):  # with the weights and records of its end
-            self._score_at_end(slot)
-        self.statistics.count(assigned.slots, self.records + 1)
-        self.records += len(assigned.slots)
-        return frozenset([index for index, (slot, example) in pairs if self.holdouts.take(slot, example)])
-
-    def frozen(self, assigned: AssignedBatch) -> frozenset[int]:
-        """Indices of the batch's records whose regimes are frozen."""
-        numbers = self.controls.frozen
-        return frozenset(index for index, slot in enumerate(assigned.slots) if self.numbers.get(slot) in numbers)
-
-    def after_step(
-        self, assigned: AssignedBatch, held_out: Collection[int], step: Step | None, measured: Mapping[int, float]
-    ) -> list[ShiftReport]:
-        """Everything that follows from a batch being done.
-
-        Args:
-            assigned: The batch.
-            held_out: Indices of the records that were held out.
-            step: Its step; None when no record of it was trained on.
-            measured: Losses of the records of frozen regimes, which were not trained on, by index.
-
-        Returns:
-            The shifts of the answers that are confirmed now.
+        `examples` are the records to measure it with, if any; `parent` is the slot of the regime it was split from.
         """
-        confirmed: list[ShiftReport] = []
-        losses = dict(measured)
-        if step is not None:
-            self.budget.trained(step.seconds)
-        if step is not None and step.refusal is None:
-            trained = [i for i in range(len(assigned.slots)) if i not in held_out and i not in measured]
-            losses.update(zip(trained, step.record_losses, strict=True))
-            self.statistics.trained()
-            self.forgetting.trained({assigned.slots[index] for index in trained})
-        for slot in self._left:
-            if slot != self.current and self.holdouts.examples(slot):
-                self.forgetting.end(slot)
-        self._left.clear()
-        self.return_checks.clear()
-        if losses:
-            self._detect_drift(assigned, losses)
-            confirmed = self._confirm()
-        self._trained = (
-            assigned.after
-        )  # requests and snapshots see the regimes as of this batch, not as of the look-ahead
-        for shift in [each for each in self.undivided if each.declared_at <= self.records]:
-            self._divide_holdouts(shift)
-            self.undivided.remove(shift)
-        return confirmed
+        shift, learner, start = report.shift, self._learner, parent
+        began = time.monotonic()
+        if examples and self.by_slot and learner.routes_by_regime:
+            measured = self._measure_start(shift.slot, examples)
+            self.fallback.add(measured)
+            if learner.per_regime:
+                start = measured.slot
+                report = replace(report, probe_tokens=measured.tokens)
+        if examples and not learner.per_regime:
+            probe = learner.hooks.probe(examples, shift.regime)
+            report = replace(report, probe_tokens=probe.tokens, mean_similarity=probe.mean_similarity)
+        if examples:
+            report = replace(report, probe_seconds=time.monotonic() - began)
+            self.probe_seconds += report.probe_seconds
+        if start is not None and learner.per_regime:
+            report = replace(report, started_from=self.by_slot[start].number)
+        self._discard(shift.slot)
+        if learner.per_regime:
+            learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=start)
+        learner.hooks.open(shift.slot, start=start)
+        self.by_slot[shift.slot] = Regime(shift.regime, shift.slot, refused_return=report.refused_return)
+        return report
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the monitor knew, as of the last trained batch, of every regime that was entered by then."""
-        assert self._trained is not None, "a regime is under way"
-        detector, current = self._trained.detector, NO_SLOT if self.current is None else self.current
-        return detector.numbers == self.numbers and detector.segment.slot == current
-
-    def forget(self, slot: int) -> None:
-        """Forget the regime in `slot`: all that is kept of it here, its adapter and its optimizer state.
-
-        Only while `is_settled`. The batches that wait are assigned again, as if the regime had never been.
-        """
-        assert self._trained is not None, "a regime is under way"
-        number = self.numbers.pop(slot)
-        if slot == self.current:
-            self.current = None
-        self.controls.drop(number)
-        self.undivided = [each for each in self.undivided if slot != each.slot and number != each.parent]
-        self._clear(slot)
-        self.return_checks.clear()
-        self.statistics.forget(slot)
-        self._learner.hooks.drop(slot)
-        if self._learner.per_regime:
-            self._learner.remove_regime(slot)
-        self._trained = self.monitor.forget(slot, self._trained, self.controls.frozen_at)
-
-    def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
-        """The regime of each input of a request, and what answers it, see `RequestRouter.route`."""
-        return self.router.route(inputs, self._trained, requested)
-
-    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
-        """What adapts each input, see `RoutedInput`."""
-        return [each.slot for each in self.route(inputs)]
-
-    def score_stalest(self, *, idle: bool) -> bool:
-        """Score the hold-out records of one regime when the time budget allows; return whether one was scored."""
-        if not (idle or self.budget.affordable):
-            return False
-        slot = self.forgetting.stalest([slot for slot in self.numbers if self.holdouts.examples(slot)])
-        if slot is None:
-            return False
-        with self.budget.spending(idle=idle):
-            self._score(slot, at_end=self.forgetting.has_ended(slot), idle=idle)
-        return True
-
-    def status(self) -> AdaptationStatus:
-        """What is published about regimes and shifts."""
-        return replace(
-            self.statistics.status(self.current),
-            probe_seconds=self.probe.seconds,
-            holdout_seconds=self.budget.spent_s,
-            adapters_in_memory=self._learner.cache.num_in_memory,
-            adapter_reads=self._learner.cache.num_reads,
-            fallback=self.fallback.status,
-            routes_by_regime=self._learner.routes_by_regime,
+    def _measure_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
+        """Compare the known adapters on the first records of the regime that takes `slot`."""
+        records = first_tokens(examples, self._settings.probe.similarity_tokens)
+        likely = self.inputs.rank([input_of(example) for example in records])
+        known = [other for other in dict.fromkeys([*likely, *self.by_slot]) if other in self.by_slot and other != slot]
+        per_regime = self._learner.per_regime
+        return measure_head_start(
+            self._learner,
+            records,
+            known[: MAX_CANDIDATES if per_regime else 1],
+            largest(self.by_slot, without=slot) if per_regime else (),
+            pack_tokens=self._settings.stream.batch_tokens,
         )
 
-    def _open(self, report: ShiftReport, examples: Sequence[Example], *, parent: int | None = None) -> ShiftReport:
-        """Give a new regime its adapter or its bias.
-
-        `examples` are the records to probe it with, if any; `parent` is the slot of the regime it was split from.
-        """
-        if parent is not None and self._learner.per_regime:
-            report = replace(report, started_from=self.numbers[parent])
-        found = Probed(report, start=parent)
-        if examples:
-            found = self.probe.measure(report, examples, self.numbers, self._trained)
-        shift = report.shift
-        self._clear(shift.slot)
-        if self._learner.per_regime:
-            self._learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=found.start)
-        self._learner.hooks.open(shift.slot, start=found.start)
-        return found.report
-
-    def _divide_holdouts(self, shift: Shift) -> None:
-        """Move the hold-out records of a regime that was split to the new one, where they are the new one's.
-
-        Records that other regimes explain best stay.
-        """
-        parent = self._slot_of(shift.parent)
-        if parent is None or self.numbers.get(shift.slot) != shift.regime:
-            return
-        inputs = [input_of(each) for each in self.holdouts.examples(parent)]
-        assigned = self.monitor.assign(inputs, self._trained)
-        self.holdouts.move(parent, shift.slot, [each.slot == shift.slot for each in assigned])
-        for slot in (parent, shift.slot):  # their scores were those of other records
-            self.forgetting.forget(slot)
-            self.statistics.changed(slot)
-
-    def _slot_of(self, number: int | None) -> int | None:
-        """Slot of the regime with this number; None if it was forgotten."""
-        return next((slot for slot, own in self.numbers.items() if own == number), None)
-
     def _probe_tokens(self, shift: Shift) -> int:
-        is_checked = self.probe.applies(shift) or self.return_checks.applies(shift, self.numbers)
-        return self.probe.tokens_needed if is_checked else 0
+        """Tokens that the measurement of this shift's regime needs; 0: it is not measured."""
+        if shift.known or shift.parent is not None or not self._settings.probe.enabled:
+            return 0
+        if not self._learner.per_regime:
+            return self._learner.hooks.probe_tokens(is_first=shift.previous is None)
+        return 0 if shift.previous is None else self._settings.probe.similarity_tokens
 
-    def _close(self, slot: int) -> None:
+    def _tokens_needed(self, shift: Shift) -> int:
+        """Tokens of the first records of a shift's regime to wait for."""
+        if self.return_checks.applies(shift, self.by_slot):
+            return self._settings.probe.similarity_tokens
+        return self._probe_tokens(shift)
+
+    def _leave(self, slot: int) -> None:
+        """End the segment of the regime in `slot`."""
         if self._learner.per_regime:
             self._left.append(slot)  # the batch may have more of its records
-        elif self.holdouts.examples(slot):
+        elif self.examples(slot):
             self._score_at_end(slot)
         self._learner.hooks.leave(slot)
 
-    def _score_at_end(self, slot: int) -> None:
-        """Score a regime whose segment ended, also where no time is left for it."""
-        with self.budget.spending():
-            self._score(slot, at_end=True)
+    def _discard(self, slot: int) -> None:
+        """Discard the regime in `slot`, if there is one."""
+        self.by_slot.pop(slot, None)
+        self.answers.forget(slot)
+        self.state.suspected = [shift for shift in self.state.suspected if shift.slot != slot]
 
-    def _clear(self, slot: int) -> None:
-        self.return_checks.losses.forget(slot)
-        self.holdouts.clear(slot)
-        self.forgetting.forget(slot)
-        self.answer_shifts.forget(slot)
-
-    def _detect_drift(self, assigned: AssignedBatch, losses: Mapping[int, float]) -> None:
-        """Update each regime's detector with the prequential losses of its records, by index, in order."""
-        first = self.records - len(assigned.slots) + 1
-        for index, loss in sorted(losses.items()):
-            slot = assigned.slots[index]
-            number = self.numbers.get(slot)
-            if number is not None:
-                self.return_checks.losses.add(slot, loss)
-                self.answer_shifts.update(slot, number, first + index, loss)
-
-    def _confirm(self) -> list[ShiftReport]:
-        """Act on suspected shifts of the answers that no shift of the inputs has explained: the newest are right."""
-        reports = []
-        for each in self.answer_shifts.due(self.records):
-            if self.numbers.get(each.slot) != each.regime:
-                continue
-            self._learner.hooks.release(each.slot)
-            self.return_checks.losses.forget(each.slot)
-            self.holdouts.clear(each.slot)
-            self.forgetting.forget(each.slot)
-            self.statistics.changed(each.slot)
-            report = ShiftReport(replace(each, declared_at=self.records), self._learner.number)
-            self._publish(report)
-            reports.append(report)
-        return reports
-
-    def _score(self, slot: int, *, at_end: bool = False, idle: bool = False) -> None:
-        examples = self.holdouts.examples(slot)
-        scoring = self.forgetting.measure(slot, examples, at_end=at_end)
-        self.statistics.changed(slot)
-        if scoring is None:
-            _log.warning(Event.HOLDOUT_NOT_FINITE, regime=self.numbers[slot], records=len(examples))
-            return
-        _log.debug(
-            Event.HOLDOUT_SCORED,
-            regime=self.numbers[slot],
-            step=scoring.step,
-            loss=round(scoring.loss, 4),
-            accuracy=round(scoring.accuracy, 4),
-            records=len(examples),
-            at_end=at_end,
-            idle=idle,
-        )
-
-    def _publish(self, report: ShiftReport) -> None:
-        self.reports.append(report)
-        self.statistics.declared(report.status)
-        shift = report.shift
+    def _declare(self, report: ShiftReport) -> None:
+        """List and log a shift of any kind, or the entry into the first regime."""
+        shift, state = report.shift, self.state
+        state.reports.append(report)
+        del state.reports[:-MAX_REPORTS]
+        self._shifts = (*self._shifts[1 - MAX_REPORTS :], report.status)
+        state.num_entries[shift.kind] += 1
         _log.info(
             Event.FIRST_REGIME_ENTERED if shift.previous is None else Event.SHIFT_DETECTED,
             kind=shift.kind,
@@ -456,83 +303,208 @@ class Adaptation:
             refused_return=report.refused_return,
         )
 
-    def state(self) -> dict[str, Tensor]:
-        """Arrays for a snapshot, as of the last trained batch."""
-        parts: dict[str, Mapping[str, NDArray[Any]]] = {
-            "monitor": to_arrays(self._trained),
-            "answers": self.answer_shifts.state(),
-            "losses": self.return_checks.losses.state(),
-            "holdouts": self.holdouts.state(),
-        }
-        tensors = {
-            f"regimes.{part}.{name}": torch.from_numpy(array)
-            for part, held in parts.items()
-            for name, array in held.items()
-        }
-        return {**tensors, **self.statistics.state()}
+    # A batch.
 
-    def to_json(self) -> dict[str, Any]:
-        """The rest of the state, for the manifest; keys are those of snapshot format 2."""
-        return {
-            "numbers": {str(slot): number for slot, number in self.numbers.items()},
-            "current": self.current,
-            "records": self.records,
-            "entries": [report.to_json() for report in self.reports],
-            "suspected": self.answer_shifts.to_json(),
-            "undivided": [shift.to_json() for shift in self.undivided],
-            "forgetting": self.forgetting.to_json(),
-            "unknown": self.fallback.to_json(),
-            "chronicle": self.statistics.to_json(),
-            "controls": self.controls.to_json(),
-        }
+    def divide(self, assigned: AssignedBatch) -> DividedBatch:
+        """Count the batch's records and give each its role."""
+        for slot in dict.fromkeys(assigned.slots):  # with the weights and records of the segment's end
+            if slot in self.by_slot and self.by_slot[slot].scores.ended:
+                self._score_at_end(slot)
+        roles = []
+        for slot, example in zip(assigned.slots, assigned.batch.examples, strict=True):
+            self.state.records += 1
+            regime = self.by_slot.get(slot)
+            role = Role.TRAINED
+            if regime is not None:
+                regime.count(self.state.records)
+                if regime.holdouts.take(example, self._settings.holdout, (self._settings.seed, slot)):
+                    role = Role.HELD_OUT
+                elif regime.is_frozen:
+                    role = Role.MEASURED
+            roles.append(role)
+        return DividedBatch(assigned, tuple(roles))
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """The inverse of `state` and `to_json`. What was looked at ahead is dropped: it will be read again."""
+    def after_step(self, batch: DividedBatch, step: Step | None, measured: Sequence[float]) -> list[ShiftReport]:
+        """Everything that follows from a batch being done.
 
-        def arrays(part: str) -> dict[str, NDArray[Any]]:
-            prefix = f"regimes.{part}."
-            return {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
+        Args:
+            batch: The batch.
+            step: Its step; None when no record of it was trained on.
+            measured: Losses of its measured records, nats per learned token.
 
-        self._trained = from_arrays(MonitorState, arrays("monitor"))
-        self.monitor.load(self._trained)
-        self.answer_shifts.restore(arrays("answers"), values["suspected"])
-        self.return_checks.clear()
+        Returns:
+            The shifts of the answers that are confirmed now.
+        """
+        trained: Sequence[float] = ()
+        if step is not None:
+            self.budget.trained(step.seconds)
+            if step.refusal is None:
+                trained = step.record_losses
+                _, slots = batch.part(Role.TRAINED)
+                for slot in set(slots) & self.by_slot.keys():
+                    self.by_slot[slot].scores.trained_at = self._learner.number
+        for slot in self._left:
+            if slot != self.state.current and self.examples(slot):
+                self.by_slot[slot].scores.end()
         self._left.clear()
-        self.return_checks.losses.load_state(arrays("losses"))
-        self.holdouts.load_state(arrays("holdouts"))
-        self.numbers.clear()  # others have a view of it
-        self.numbers.update({int(slot): number for slot, number in values["numbers"].items()})
-        self.current = values["current"]
-        self.records = values["records"]
-        self.reports = deque((ShiftReport.from_json(fields) for fields in values["entries"]), maxlen=MAX_REPORTS)
-        self.undivided = [Shift.from_json(fields) for fields in values.get("undivided", [])]  # older snapshots: none
-        self.forgetting.load_json(values["forgetting"])
-        self.fallback.load_json(values.get("unknown", []))  # older snapshots have none
-        self.controls.load_json(values.get("controls", {}))
-        self.statistics.restore(tensors, values["chronicle"], [report.status for report in self.reports])
+        self.return_checks.clear()
+        confirmed = []
+        if trained or measured:
+            self._detect_changed_answers(batch, trained, measured)
+            confirmed = self._confirm()
+        # Requests and snapshots see the regimes as of this batch, not as of the look-ahead.
+        self.inputs.state = batch.assigned.after
+        due = [shift for shift in self.state.undivided if shift.declared_at <= self.state.records]
+        for shift in due:
+            self._divide_holdouts(shift)
+            self.state.undivided.remove(shift)
+        return confirmed
 
+    def _detect_changed_answers(self, batch: DividedBatch, trained: Sequence[float], measured: Sequence[float]) -> None:
+        """Update each regime's detector with the prequential losses of its records, in order."""
+        losses = {Role.TRAINED: iter(trained), Role.MEASURED: iter(measured)}
+        first = self.state.records - len(batch.roles) + 1
+        for ordinal, (slot, role) in enumerate(zip(batch.assigned.slots, batch.roles, strict=True), start=first):
+            loss = next(losses[role], None) if role in losses else None  # none of a refused update
+            if loss is None or slot not in self.by_slot:
+                continue
+            regime = self.by_slot[slot]
+            if np.isfinite(loss):
+                regime.losses = [*regime.losses[1 - NUM_LOSSES :], loss]
+            self.state.suspected += self.answers.update(slot, regime.number, ordinal, [loss])
 
-# What an operator does to regimes, between two steps.
-#
-# Only regimes that are remembered have a number here; every other number is refused. What is decided is part of the
-# state, and durable with the next snapshot.
+    def _explain_suspicions(self, shift: Shift) -> None:
+        """Drop suspected shifts of the answers where this shift of the inputs is the cause."""
+        earliest = shift.onset - CONFIRM_RECORDS
+        self.state.suspected = [suspect for suspect in self.state.suspected if suspect.declared_at < earliest]
 
+    def _confirm(self) -> list[ShiftReport]:
+        """Act on suspected shifts of the answers that no shift of the inputs has explained: the newest are right."""
+        state, reports = self.state, []
+        due = [shift for shift in state.suspected if state.records - shift.declared_at >= CONFIRM_RECORDS]
+        state.suspected = [shift for shift in state.suspected if shift not in due]
+        for shift in due:
+            regime = self.by_slot.get(shift.slot)
+            if regime is None or regime.number != shift.regime:
+                continue
+            self._learner.hooks.release(shift.slot)
+            regime.forget_records()
+            report = ShiftReport(replace(shift, declared_at=state.records), self._learner.number)
+            self._declare(report)
+            reports.append(report)
+        return reports
 
-class OperatedRegimes:
-    """The regimes of a run, as an operator may change them. Only the thread that owns the model calls it."""
+    def _divide_holdouts(self, shift: Shift) -> None:
+        """Move the hold-out records of a regime that was split to the new one, where they are the new one's.
 
-    def __init__(self, adaptation: Adaptation, learner: Learner, settings: Settings) -> None:
-        self._adaptation, self._learner, self._settings = adaptation, learner, settings
+        Records that other regimes explain best stay.
+        """
+        parent, new = slot_of(self.by_slot, shift.parent), self.by_slot.get(shift.slot)
+        if parent is None or new is None or new.number != shift.regime:
+            return
+        old = self.by_slot[parent]
+        assigned = self.inputs.assign([input_of(example) for example in old.holdouts.examples])
+        old.holdouts.move(new.holdouts, [route.slot == shift.slot for route in assigned], self._settings.holdout)
+        for regime in (old, new):  # their scores were those of other records
+            regime.scores, regime.status = type(regime.scores)(), None
+
+    # Requests, scores and status.
+
+    def route(self, inputs: Sequence[NDArray[Any]], requested: Requested = "routed") -> list[RoutedInput]:
+        """The regime of each input of a request, and what answers it, see `RequestRouter.route`."""
+        return self._router.route(inputs, self.by_slot, requested)
+
+    def slots_of(self, inputs: Sequence[NDArray[Any]]) -> list[Slot]:
+        """What adapts each input, see `RoutedInput`."""
+        return [routed.slot for routed in self.route(inputs)]
+
+    def score_stalest(self, *, idle: bool) -> bool:
+        """Score the hold-out records of one regime when the time budget allows; return whether one was scored.
+
+        First one whose segment ended, then the one scored longest ago; none while all scores hold.
+        """
+        if not (idle or self.budget.affordable):
+            return False
+        regimes = [regime for _, regime in sorted(self.by_slot.items()) if regime.holdouts.records]
+        stale = [regime for regime in regimes if not self.forgetting.holds(regime.scores)]
+        regime = min(stale, key=lambda regime: (not regime.scores.ended, regime.scores.tried_at), default=None)
+        if regime is None:
+            return False
+        with self.budget.spending(idle=idle):
+            self._score(regime, at_end=regime.scores.ended, idle=idle)
+        return True
+
+    def _score_at_end(self, slot: int) -> None:
+        """Score a regime whose segment ended, also where no time is left for it."""
+        with self.budget.spending():
+            self._score(self.by_slot[slot], at_end=True)
+
+    def _score(self, regime: Regime, *, at_end: bool = False, idle: bool = False) -> None:
+        examples = regime.holdouts.examples
+        scoring = self.forgetting.measure(regime.scores, regime.slot, examples, at_end=at_end)
+        regime.status = None
+        if scoring is None:
+            _log.warning(Event.HOLDOUT_NOT_FINITE, regime=regime.number, records=len(examples))
+            return
+        _log.debug(
+            Event.HOLDOUT_SCORED,
+            regime=regime.number,
+            step=scoring.step,
+            loss=round(scoring.loss, 4),
+            accuracy=round(scoring.accuracy, 4),
+            records=len(examples),
+            at_end=at_end,
+            idle=idle,
+        )
+
+    def status(self) -> AdaptationStatus:
+        """Regimes and shifts as they are published. Only regimes that changed are described again."""
+        state = self.state
+        for slot, regime in self.by_slot.items():
+            if regime.status is None:
+                loss = self.answers.level_of(slot)
+                regime.status = regime.describe(is_current=slot == state.current, prequential_loss=loss)
+        published = [regime.status for regime in self.by_slot.values() if regime.status is not None]
+        num_shifts = dict(state.num_entries)
+        if num_shifts.get("inputs"):
+            num_shifts["inputs"] -= 1  # the first regime of all was entered without a shift
+        past = [regime.scores for slot, regime in sorted(self.by_slot.items()) if slot != state.current]
+        return AdaptationStatus(
+            regimes=tuple(sorted(published, key=lambda regime: regime.number)),
+            shifts=self._shifts,
+            num_shifts=MappingProxyType(num_shifts),
+            average_forgetting=self.forgetting.average_forgetting(past),
+            backward_transfer=self.forgetting.backward_transfer(past),
+            probe_seconds=self.probe_seconds,
+            holdout_seconds=self.budget.spent_s,
+            adapters_in_memory=self._learner.cache.num_in_memory,
+            adapter_reads=self._learner.cache.num_reads,
+            fallback=self.fallback.status,
+            routes_by_regime=self._learner.routes_by_regime,
+        )
+
+    # Controls of an operator. What they decide is part of the state, and durable with the next snapshot.
 
     def rename(self, number: int, name: str) -> None:
         """Give a regime a name for people; an empty one removes it.
 
         Raises:
-            RegimeError: no regime has this number, or the name cannot be its name.
+            RegimeError: no regime has this number, or the name has other characters or another length, or is in use.
         """
-        slot = self._slot_of(number)
-        self._adaptation.controls.rename(number, name)
-        self._adaptation.statistics.changed(slot)
+        regime = self._regime(number)
+        if name and not NAME.fullmatch(name):
+            raise RegimeError(
+                "a regime's name must be 1 to 64 letters, digits, spaces and . _ : / + -, begin with a letter and not "
+                f"end with a space, found {name[:80]!r}; choose another, or an empty one to remove the name"
+            )
+        owner = next((other for other in self.by_slot.values() if name and other.name == name), regime)
+        if owner is not regime:
+            raise RegimeError(
+                f"a regime's name must be unique, found {name!r} at regime {owner.number}; choose another, or rename "
+                f"regime {owner.number} first"
+            )
+        self.state.num_changes += name != regime.name
+        regime.name, regime.status = name, None
         _log.info(Event.REGIME_RENAMED, regime=number, name=name)
 
     def freeze(self, number: int) -> None:
@@ -541,14 +513,14 @@ class OperatedRegimes:
         Raises:
             RegimeError: no regime has this number, or regimes share their experts.
         """
-        slot = self._slot_of(number)
+        self._regime(number)
         if not self._learner.per_regime:
             raise RegimeError(
                 f"regime {number} must have an adapter of its own to be frozen, found preset "
                 f"{self._settings.adapter.preset}, whose experts all regimes share; start a new run with "
                 "adapter.per_regime: true, or stop feeding the regime's records"
             )
-        self._set_frozen(number, slot, True)
+        self._set_frozen(number, True)
 
     def unfreeze(self, number: int) -> None:
         """Train on a regime's records again.
@@ -556,7 +528,14 @@ class OperatedRegimes:
         Raises:
             RegimeError: no regime has this number.
         """
-        self._set_frozen(number, self._slot_of(number), False)
+        self._set_frozen(number, False)
+
+    def _set_frozen(self, number: int, is_frozen: bool) -> None:
+        regime = self._regime(number)
+        read, trained = self.monitor.records_read, self.state.records
+        self.state.num_changes += regime.set_frozen(is_frozen, read=read, trained=trained)
+        regime.status = None
+        _log.info(Event.REGIME_FROZEN if is_frozen else Event.REGIME_UNFROZEN, regime=number)
 
     def approve(self, number: int) -> None:
         """Let a regime be published although its answers changed: the next version need not be as good as the last.
@@ -564,24 +543,32 @@ class OperatedRegimes:
         Raises:
             RegimeError: no regime has this number, or nothing is published.
         """
-        self._slot_of(number)
+        regime, step = self._regime(number), self._learner.number
         if self._settings.publish is None:
             raise RegimeError(f"regime {number} cannot be approved: nothing is published; add a section publish")
-        self._adaptation.controls.approve(number, self._learner.number)
-        _log.info(Event.REGIME_APPROVED, regime=number, step=self._learner.number)
+        self.state.num_changes += regime.approved_at != step
+        regime.approved_at = step
+        _log.info(Event.REGIME_APPROVED, regime=number, step=step)
+
+    @property
+    def can_drop(self) -> bool:
+        """True unless the stream is in the middle of entering a regime."""
+        detector, current = self.inputs.state.detector, self.state.current
+        return detector.numbers == self.numbers and detector.segment.slot == (NO_SLOT if current is None else current)
 
     def drop(self, number: int) -> None:
         """Forget a regime: its profile, adapter, optimizer state, hold-out records, scores, name.
 
         Experts that regimes share keep their weights. If its records come again, they begin a new regime, or belong to
-        another that explains them. If it is the regime of the present segment, the next record begins a new one.
+        another that explains them. If it is the regime of the present segment, the next record begins a new one. The
+        batches that wait are assigned again, as if the regime had never existed.
 
         Raises:
             RegimeError: no regime has this number.
             RegimeBusyError: the stream is entering a regime; it can be dropped a few batches later.
         """
-        slot = self._slot_of(number)
-        if not self._adaptation.is_settled:
+        slot, state = self._regime(number).slot, self.state
+        if not self.can_drop:
             linger_s = self._settings.stream.linger_s
             raise RegimeBusyError(
                 f"regime {number} cannot be dropped while the stream enters another regime, which lasts up to "
@@ -589,19 +576,42 @@ class OperatedRegimes:
                 + (f" or stream.linger_s ({linger_s:g} s)" if linger_s is not None else "")
                 + "; try again then"
             )
-        self._adaptation.forget(slot)
-        _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self._adaptation.numbers.values()))
+        if slot == state.current:
+            state.current = None
+        state.num_changes += 1
+        state.undivided = [shift for shift in state.undivided if slot != shift.slot and number != shift.parent]
+        self._discard(slot)
+        self.return_checks.clear()
+        self._learner.hooks.drop(slot)
+        if self._learner.per_regime:
+            self._learner.remove_regime(slot)
+        self.inputs.state = self.monitor.forget(slot, self.inputs.state, self._frozen_at)
+        _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 
-    def _set_frozen(self, number: int, slot: int, is_frozen: bool) -> None:
-        read, trained = self._adaptation.monitor.records_read, self._adaptation.records
-        self._adaptation.controls.set_frozen(number, is_frozen, read=read, trained=trained)
-        self._adaptation.statistics.changed(slot)
-        _log.info(Event.REGIME_FROZEN if is_frozen else Event.REGIME_UNFROZEN, regime=number)
-
-    def _slot_of(self, number: int) -> int:
-        numbers = self._adaptation.numbers
-        slot = next((slot for slot, own in numbers.items() if own == number), None)
+    def _regime(self, number: int) -> Regime:
+        slot = slot_of(self.by_slot, number)
         if slot is None:
-            known = ", ".join(map(str, sorted(numbers.values()))) or "none yet"
+            known = ", ".join(map(str, sorted(self.numbers.values()))) or "none yet"
             raise RegimeError(f"regime: must be the number of a remembered regime, which are {known}, found {number}")
-        return slot
+        return self.by_slot[slot]
+
+    # Snapshots.
+
+    def save(self) -> RegimesState:
+        """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
+        return replace(self.state, monitor=self.inputs.state, answers=self.answers.state)
+
+    def restore(self, state: RegimesState) -> None:
+        """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
+        self.state = state
+        self.fallback.losses = state.start_losses
+        self.monitor.load(state.monitor)
+        self.inputs.state = state.monitor
+        self.answers.state = state.answers
+        self.return_checks.clear()
+        self._left.clear()
+        self._shifts = tuple(report.status for report in state.reports)
+        for regime in state.regimes.values():
+            for record in regime.holdouts.records:
+                if record.images:
+                    record.example = self._with_images(record.example, record.images)

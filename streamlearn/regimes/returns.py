@@ -5,64 +5,20 @@ while the stream stays where it is (visits). Visits are checked where they begin
 the regime's, by all of its records that have been read. What is refused moves to another regime (`Monitor.refuse`).
 """
 
-import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
+from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor
 from streamlearn.stream.record import Example
-
-NUM_LOSSES = 32
-"""Losses kept per regime. More would be of records from before the adapter had learned what it knows now."""
-
-
-class RecentLosses:
-    """By slot, oldest first."""
-
-    def __init__(self) -> None:
-        self._losses: dict[int, deque[float]] = {}
-
-    def add(self, slot: int, loss: float) -> None:
-        """Add the loss of the newest record of the regime in a slot, nats per learned token."""
-        if math.isfinite(loss):
-            self._losses.setdefault(slot, deque(maxlen=NUM_LOSSES)).append(loss)
-
-    def of(self, slot: int) -> Sequence[float]:
-        """The losses of the regime in a slot; empty before its first record."""
-        return tuple(self._losses.get(slot, ()))
-
-    def forget(self, slot: int) -> None:
-        """Discard a slot's losses: they are another regime's, or of other answers."""
-        self._losses.pop(slot, None)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays for a snapshot."""
-        return {str(slot): np.array(losses, dtype=np.float64) for slot, losses in self._losses.items()}
-
-    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state` returned; nothing for a snapshot from before they were kept."""
-        self._losses = {int(slot): deque(losses.tolist(), maxlen=NUM_LOSSES) for slot, losses in arrays.items()}
-
-
-# Whether records whose inputs look like a known regime's are its: their losses, beside the regime's own.
-#
-# The records are scored under the regime's adapter before anything is learned from them. Its own losses are those of
-# its
-# last records, each measured before it was trained on, so both are of records that the adapter has not seen. A return
-# is refused where the records' losses are higher by the one-sided rank test of Mann and Whitney (1947). The test asks
-# for no form of the distribution: losses of labels and of texts have none in common.
 
 
 @dataclass(frozen=True)
@@ -119,8 +75,8 @@ class Upcoming:
     """Ordinal of its first record."""
     current: int | None
     """Slot of the regime under way before it."""
-    numbers: Mapping[int, int]
-    """Of the regimes that were entered, by slot."""
+    regimes: Mapping[int, Regime]
+    """Those that were entered, by slot."""
     last_records: Mapping[int, int]
     """Ordinal of each regime's last record before it, by slot."""
     kept_at: KeptAt
@@ -131,16 +87,14 @@ class ReturnChecks:
     """Checks the returns and visits in the next batch to train on. The monitor moves what they refuse."""
 
     def __init__(self, learner: Learner, settings: Settings, monitor: Monitor) -> None:
-        self.losses = RecentLosses()
-        """What the regimes' own records cost."""
         self._learner = learner
         self._settings = settings
         self._monitor = monitor
         self._returns: list[Shift] = []
 
-    def applies(self, shift: Shift, numbers: Mapping[int, int]) -> bool:
-        """Whether the losses of its first records decide about this shift; `numbers` are those of regimes by slot."""
-        return self._enabled and shift.known and numbers.get(shift.slot) == shift.regime
+    def applies(self, shift: Shift, regimes: Mapping[int, Regime]) -> bool:
+        """Whether the losses of its first records decide about this shift; `regimes` are those entered, by slot."""
+        return self._enabled and shift.known and slot_of(regimes, shift.regime) == shift.slot
 
     def refuse(self, upcoming: Upcoming) -> bool:
         """Check a batch that is not trained on yet; return whether records of it were moved to other regimes."""
@@ -169,14 +123,14 @@ class ReturnChecks:
         return [
             slot
             for slot in others
-            if slot in upcoming.numbers and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
+            if slot in upcoming.regimes and upcoming.first - upcoming.last_records.get(slot, upcoming.first) > ABSENT
         ]
 
     def _refuse_return(self, shift: Shift, upcoming: Upcoming) -> bool:
         """Check a return: its records, up to where the stream moves on, are the regime's or a new one's."""
-        examples = self._monitor.examples(shift.slot) if self.applies(shift, upcoming.numbers) else ()
+        examples = self._monitor.examples(shift.slot) if self.applies(shift, upcoming.regimes) else ()
         # A shift that was found after a flush may come with a batch that has none of its records: it is believed.
-        check = self._check(shift.slot, examples) if examples else None
+        check = self._check(upcoming.regimes[shift.slot], examples) if examples else None
         if check is None or not self._move(shift.slot, None, upcoming):
             return False
         self._returns.append(shift)
@@ -188,21 +142,25 @@ class ReturnChecks:
         moved_on = [shift.slot for shift in self._monitor.taken.shifts if shift.parent is None]
         target = moved_on[-1] if moved_on else upcoming.current
         visits = self._monitor.records_of(slot)
-        check = self._check(slot, [example for _, example in visits]) if target is not None and visits else None
+        check = (
+            self._check(upcoming.regimes[slot], [example for _, example in visits])
+            if target is not None and visits
+            else None
+        )
         if check is None or not self._move(slot, target, upcoming):
             return False
-        _log_refused(Event.VISIT_REFUSED, upcoming.numbers[slot], check, first_record=visits[0][0])
+        _log_refused(Event.VISIT_REFUSED, upcoming.regimes[slot].number, check, first_record=visits[0][0])
         return True
 
     def _move(self, slot: int, target: int | None, upcoming: Upcoming) -> bool:
         last_record = upcoming.last_records.get(slot, 0)
         return self._monitor.refuse(slot, last_record=last_record, target=target, kept_at=upcoming.kept_at)
 
-    def _check(self, slot: int, examples: Sequence[Example]) -> ReturnCheck | None:
-        """The losses of the first records, if the test rejects the regime in `slot`."""
+    def _check(self, regime: Regime, examples: Sequence[Example]) -> ReturnCheck | None:
+        """The losses of the first records, if the test rejects the regime."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
-        own, pack_tokens = self.losses.of(slot), self._settings.stream.batch_tokens
-        check = check_return(self._learner, records, slot, own, pack_tokens=pack_tokens)
+        pack_tokens = self._settings.stream.batch_tokens
+        check = check_return(self._learner, records, regime.slot, regime.losses, pack_tokens=pack_tokens)
         return check if check.p_value < self._settings.probe.max_returns_refused else None
 
 

@@ -1,22 +1,22 @@
-"""Which regime an input of a request resembles, and what answers it.
-
-A regime is entered before the batch of its first records is trained on, and what is known of inputs is as of the last
-trained batch. Until that knows the regime in a slot, nothing there tells whether an input is of it.
-"""
+"""Which regime an input of a request resembles, and what answers it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from streamlearn.adapters.context import NO_REGIME, Slot
-from streamlearn.regimes.requested import Requested, UnknownRegimeError
+from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.regimes.start import Fallback
-from streamlearn.regimes.statistics import RegimeStatistics
 from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.shift.routing import Assignment
-from streamlearn.status import AnsweredBy, Route
+from streamlearn.status import AnsweredBy, Requested, Route, UnknownRegimeError
+
+MAX_AVERAGED = 16
+"""Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
+_UNKNOWN = Route(None, 0.0, known=False, answered_by="backbone")
 
 
 class RoutedInput(NamedTuple):
@@ -26,37 +26,52 @@ class RoutedInput(NamedTuple):
     route: Route
 
 
-MAX_AVERAGED = 16
-"""Adapters in the mean: those of the regimes with the most records. Each takes time in every forward pass."""
+class TrainedInputs:
+    """The monitor's knowledge of inputs as of the last trained batch, which requests and probes use.
 
-_UNKNOWN = Route(None, 0.0, known=False, answered_by="backbone")
+    The monitor itself has read further ahead. A restart might read other records there.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self.state = MonitorState()
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Number of each regime that it knows, by slot; empty before the first trained batch."""
+        return self.state.detector.numbers
+
+    def assign(self, inputs: Sequence[NDArray[Any]], slot: int | None = None) -> list[Assignment]:
+        """See `Monitor.assign`."""
+        return self._monitor.assign(inputs, self.state, slot=slot)
+
+    def rank(self, inputs: Sequence[NDArray[Any]]) -> list[int]:
+        """See `Monitor.rank`."""
+        return self._monitor.rank(inputs, self.state)
+
+
+def largest(regimes: Mapping[int, Regime], *, without: int | None = None) -> tuple[int, ...]:
+    """Slots of the regimes whose adapters the mean is of, most records first, except for the one in slot `without`."""
+    others = [slot for slot in regimes if slot != without]
+    return tuple(nsmallest(MAX_AVERAGED, others, lambda slot: (-regimes[slot].records, regimes[slot].number)))
 
 
 class RequestRouter:
     """Routes inputs by the regimes that were trained on. Changes nothing."""
 
     def __init__(
-        self,
-        monitor: Monitor,
-        fallback: Fallback,
-        statistics: RegimeStatistics,
-        numbers: Mapping[int, int],
-        *,
-        routes_by_regime: bool,
-        max_known_rejected: float,
+        self, inputs: TrainedInputs, fallback: Fallback, *, routes_by_regime: bool, max_known_rejected: float
     ) -> None:
-        """`numbers` are those of the regimes by slot, a view; the others are settings of the learner and `serve`."""
-        self._monitor = monitor
+        """`max_known_rejected`: the setting of `serve`."""
+        self._inputs = inputs
         self._fallback = fallback
-        self._statistics = statistics
-        self._numbers = numbers
         self._routes_by_regime = routes_by_regime
         self._max_known_rejected = max_known_rejected
 
     def route(
-        self, inputs: Sequence[NDArray[Any]], trained: MonitorState | None, requested: Requested = "routed"
+        self, inputs: Sequence[NDArray[Any]], regimes: Mapping[int, Regime], requested: Requested = "routed"
     ) -> list[RoutedInput]:
-        """The regime of each input, and what answers it, which may be requested; `trained`: see `Monitor.assign`.
+        """The regime of each input, and what answers it.
 
         Before the first record nothing is known, and the backbone answers.
 
@@ -64,51 +79,52 @@ class RequestRouter:
             UnknownRegimeError: the requested regime is not remembered, or the preset's routing is the same for all.
         """
         if isinstance(requested, int):
-            return self._by_number(inputs, trained, requested)
-        if not self._numbers:
+            return self._by_number(inputs, regimes, requested)
+        if not regimes:
             return [RoutedInput(NO_REGIME, _UNKNOWN)] * len(inputs)
-        averaged = self.averaged()
-        routed = [self._routed(each, trained, averaged) for each in self._monitor.assign(inputs, trained)]
+        averaged = largest(regimes)
+        routed = [self._routed(assigned, regimes, averaged) for assigned in self._inputs.assign(inputs)]
         if requested == "backbone":
-            return [RoutedInput(NO_REGIME, replace(each.route, answered_by="backbone")) for each in routed]
+            return [RoutedInput(NO_REGIME, replace(found.route, answered_by="backbone")) for found in routed]
         return routed
 
-    def averaged(self, *, without: int | None = None) -> tuple[int, ...]:
-        """Slots of the regimes whose adapters the mean is of, except for the one in slot `without`."""
-        return self._statistics.largest(MAX_AVERAGED, without=without)
-
     def _by_number(
-        self, inputs: Sequence[NDArray[Any]], trained: MonitorState | None, number: int
+        self, inputs: Sequence[NDArray[Any]], regimes: Mapping[int, Regime], number: int
     ) -> list[RoutedInput]:
         """The regime with this number for each input, with its own score."""
-        slots = {known: slot for slot, known in self._numbers.items()} if self._routes_by_regime else {}
-        if number not in slots:
+        slot = slot_of(regimes, number) if self._routes_by_regime else None
+        if slot is None:
+            known = sorted(regime.number for regime in regimes.values()) if self._routes_by_regime else []
             raise UnknownRegimeError(
-                f"regime {number} cannot answer, expected one of {', '.join(map(str, sorted(slots))) or 'none'}"
+                f"regime {number} cannot answer, expected one of {', '.join(map(str, known)) or 'none'}"
             )
-        slot = slots[number]
-        if not self._is_described(slot, trained):
-            return [RoutedInput(slot, self._route(Assignment(slot, 1.0), "regime"))] * len(inputs)
-        assigned = self._monitor.assign(inputs, trained, slot=slot)
-        return [RoutedInput(slot, self._route(each, "regime")) for each in assigned]
+        if not self._is_described(regimes[slot]):
+            assigned = [Assignment(slot, 1.0)] * len(inputs)
+        else:
+            assigned = self._inputs.assign(inputs, slot)
+        return [RoutedInput(slot, self._route(result, regimes, "regime")) for result in assigned]
 
-    def _is_described(self, slot: int, trained: MonitorState | None) -> bool:
-        """Whether the state is of the regime that the slot has now; before the first trained batch it is of none."""
-        described = {} if trained is None else trained.detector.numbers
-        return not described or described.get(slot) == self._numbers.get(slot)
+    def _is_described(self, regime: Regime | None) -> bool:
+        """Whether the slot's profile is this regime's.
 
-    def _routed(self, assigned: Assignment, trained: MonitorState | None, averaged: tuple[int, ...]) -> RoutedInput:
-        if not self._is_described(assigned.slot, trained):  # the likeliest regime was dropped for another one
+        A regime is entered before its first batch is trained on. Until then the slot has no profile, or that of the
+        regime that had the slot before.
+        """
+        numbers = self._inputs.numbers
+        return not numbers or (regime is not None and numbers.get(regime.slot) == regime.number)
+
+    def _routed(self, assigned: Assignment, regimes: Mapping[int, Regime], averaged: tuple[int, ...]) -> RoutedInput:
+        if not self._is_described(regimes.get(assigned.slot)):  # the likeliest regime was dropped for another one
             if self._fallback.answered_by == "mean":
                 return RoutedInput(averaged, Route(None, 0.0, known=False, answered_by="mean"))
             return RoutedInput(NO_REGIME, _UNKNOWN)
-        route = self._route(assigned, "regime" if self._routes_by_regime else "adapter")
+        route = self._route(assigned, regimes, "regime" if self._routes_by_regime else "adapter")
         if route.known:
             return RoutedInput(assigned.slot, route)
         if self._fallback.answered_by != "nearest":
             route = replace(route, answered_by=self._fallback.answered_by)
         return RoutedInput(self._fallback.slot_for(assigned.slot, averaged), route)
 
-    def _route(self, assigned: Assignment, answered_by: AnsweredBy) -> Route:
+    def _route(self, assigned: Assignment, regimes: Mapping[int, Regime], answered_by: AnsweredBy) -> Route:
         known = assigned.p_value >= self._max_known_rejected
-        return Route(self._numbers[assigned.slot], assigned.p_value, known=known, answered_by=answered_by)
+        return Route(regimes[assigned.slot].number, assigned.p_value, known=known, answered_by=answered_by)

@@ -1,9 +1,14 @@
-"""What answers requests that no regime explains: a mean of the regimes' adapters, the nearest one, or the backbone.
+"""How a new regime gets its adapter, and what the same measurement says about requests that match no regime.
 
+Before anything is learned from the first records of a regime, they are scored under the frozen backbone and under the
+adapters of known regimes. The new adapter starts as a copy of the one with the lowest loss. An untrained adapter equals
+the backbone, so a copy is only made where it starts lower. The mean of all adapters is scored as well, for requests; a
+start from it, as an adapter of the same rank, gained nothing over the best copy.
+
+Requests that match no regime are answered with the mean of the regimes' adapters, the nearest one, or the backbone.
 None is best on every backbone and stream. A weak backbone gains from the experts of a similar task, a strong one is
 disturbed by them. What many tasks have in common, such as the form of an answer, remains when their adapters are
-averaged. The daemon measures it where it meets the unknown itself: the first records of every new regime are scored
-under each alternative, before anything is learned from them (`probe.head_start`).
+averaged. The daemon measures it where it meets the unknown itself, at every new regime:
 
     l_a = mean over new regimes of the loss of their first records, answered by a, nats per learned token   (1)
 
@@ -11,7 +16,6 @@ The lowest wins. Until a second regime begins there is nothing to compare, and t
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,25 +27,16 @@ from streamlearn.settings.serving import Unknown
 from streamlearn.status import FallbackStatus
 from streamlearn.stream.record import Example
 
-# What a new regime's adapter starts from: a copy of a known regime's, or nothing.
-#
-# The first records of the regime are scored under the frozen backbone and under the adapters of known regimes, before
-# anything is learned from them. The lowest loss wins. An adapter without training equals the backbone, so a copy is
-# only
-# made where it starts lower. The mean of all adapters is scored as well, for `adaptation.fallback`; a start from it, as
-# an adapter of the same rank, gained nothing over the best copy.
-
-
 MAX_CANDIDATES = 8
 """Maximum number of known regimes that are tried: those whose inputs are most like the new one's."""
 
 
 @dataclass(frozen=True)
 class HeadStart:
-    """What the first records of a regime cost under each start."""
+    """Losses of the first records of a regime under each start, nats per learned token."""
 
     backbone_loss: float
-    """Under the frozen backbone, nats per learned token."""
+    """Under the frozen backbone."""
     losses: dict[int, float]
     """Under each known regime, by slot, the likeliest first."""
     mean_loss: float | None
@@ -77,7 +72,7 @@ def measure_head_start(
     def loss(slot: Slot) -> float:
         work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
         scores = run_to_end(work)
-        return sum(each.loss_sum for each in scores) / sum(each.tokens for each in scores)
+        return sum(result.loss_sum for result in scores) / sum(result.tokens for result in scores)
 
     return HeadStart(
         loss(NO_REGIME),
@@ -94,13 +89,14 @@ ALTERNATIVES: tuple[Alternative, ...] = ("backbone", "mean", "nearest")
 
 
 class Fallback:
-    """Keeps the losses, and decides."""
+    """Decides what answers requests that match no regime."""
 
     def __init__(self, setting: Unknown, *, has_regimes: bool) -> None:
         """`has_regimes`: whether routing depends on the regime; if not, the adapter answers unless set otherwise."""
         self._setting = setting
         self._has_regimes = has_regimes
-        self._losses: deque[dict[Alternative, float]] = deque(maxlen=MAX_REGIMES)
+        self.losses: list[dict[str, float]] = []
+        """Losses of the first records of the newest regimes, by alternative; part of `RegimesState`."""
 
     @property
     def answered_by(self) -> Alternative:
@@ -122,36 +118,26 @@ class Fallback:
             mean_loss=means.get("mean"),
             nearest_loss=means.get("nearest"),
             backbone_loss=means.get("backbone"),
-            regimes=len(self._losses),
+            regimes=len(self.losses),
         )
 
     def slot_for(self, likeliest: int, averaged: tuple[int, ...]) -> Slot:
-        """What adapts an input that no regime explains: the slot of the likeliest one, those of the mean, or none."""
+        """What adapts an input that matches no regime: the slot of the likeliest one, those of the mean, or none."""
         if self.answered_by == "backbone":
             return NO_REGIME
         return averaged if self.answered_by == "mean" else likeliest
 
-    def add(self, found: HeadStart) -> None:
+    def add(self, measured: HeadStart) -> None:
         """Take in the losses of a new regime's first records, if all are finite."""
-        losses: dict[Alternative, float | None] = {
-            "backbone": found.backbone_loss,
-            "mean": found.mean_loss,
-            "nearest": next(iter(found.losses.values()), None),
-        }
-        measured = {name: loss for name, loss in losses.items() if loss is not None}
+        nearest = next(iter(measured.losses.values()), None)
+        losses = {"backbone": measured.backbone_loss, "mean": measured.mean_loss, "nearest": nearest}
+        known = {name: loss for name, loss in losses.items() if loss is not None}
         # Without a nearest one the new regime took the slot of the only one.
-        if "nearest" in measured and all(map(math.isfinite, measured.values())):
-            self._losses.append(measured)
-
-    def to_json(self) -> list[dict[Alternative, float]]:
-        """For the manifest."""
-        return [*self._losses]
-
-    def load_json(self, rows: Sequence[dict[Alternative, float]]) -> None:
-        """The inverse of `to_json`."""
-        self._losses = deque(rows, maxlen=MAX_REGIMES)
+        if "nearest" in known and all(map(math.isfinite, known.values())):
+            self.losses.append(known)
+            del self.losses[:-MAX_REGIMES]
 
     def _mean_losses(self) -> dict[Alternative, float]:
         """Eq. (1) of each alternative; empty before a measurement."""
-        known = [name for name in ALTERNATIVES if any(name in losses for losses in self._losses)]
-        return {name: sum(losses[name] for losses in self._losses) / len(self._losses) for name in known}
+        known = [name for name in ALTERNATIVES if any(name in losses for losses in self.losses)]
+        return {name: sum(losses[name] for losses in self.losses) / len(self.losses) for name in known}

@@ -20,7 +20,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import is_json, wrong_content_type
 from streamlearn.http.responses import ApiError, internal_error
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
-from streamlearn.regimes.requested import UnknownRegimeError
+from streamlearn.status import UnknownRegimeError
 
 _log = get_logger("serve")
 

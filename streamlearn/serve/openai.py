@@ -24,7 +24,6 @@ from streamlearn.jobs.queue import (
     JobQueue,
     PromptInput,
 )
-from streamlearn.regimes.requested import Requested
 from streamlearn.serve.errors import client_left, disconnect, require_at_most, too_slow, unwrap, wait_for_result
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.models import JOB_ERRORS
@@ -40,7 +39,7 @@ from streamlearn.serve.openai_schemas import (
     refuse_unsupported,
 )
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board, Clock, Route, Status
+from streamlearn.status import Board, Clock, Requested, Route, Status
 
 
 @dataclass(frozen=True, slots=True)

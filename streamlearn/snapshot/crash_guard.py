@@ -27,7 +27,7 @@ from streamlearn import codec
 from streamlearn.errors import SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.stream.position import Position, RecordId, TopicPartition
 
 MAX_CRASHES = 3
 """Consecutive crashes with the same cause after which the record is given up."""

@@ -21,7 +21,7 @@ import orjson
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.record import PartitionRun
+from streamlearn.stream.position import PartitionRun
 
 _log = get_logger("snapshot")
 

@@ -17,7 +17,7 @@ from streamlearn import codec
 from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
 from streamlearn.snapshot.files import Files, compare, read_bounded, reading
 from streamlearn.snapshot.manifest import MANIFEST, MAX_BYTES, FileEntry, Manifest
-from streamlearn.stream.record import Position
+from streamlearn.stream.position import Position
 
 T = TypeVar("T")
 ADAPTER = "adapter"

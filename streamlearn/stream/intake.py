@@ -28,17 +28,8 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import (
-    Batch,
-    DeadLetteredRecord,
-    Example,
-    OffsetRange,
-    PartitionRun,
-    Position,
-    Record,
-    RecordId,
-    TopicPartition,
-)
+from streamlearn.stream.position import OffsetRange, PartitionRun, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Batch, DeadLetteredRecord, Example, Record
 from streamlearn.stream.source import DeadLetter, DeadLetters, Source
 
 MAX_DEAD_LETTERED = 1000

@@ -8,27 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
-from streamlearn.stream.position import Gap, OffsetRange, PartitionRun, Position, RecordId, TopicPartition
-
-__all__ = [
-    "FORMS",
-    "IGNORED",
-    "Batch",
-    "DeadLetteredRecord",
-    "Example",
-    "Form",
-    "Gap",
-    "ImageInputs",
-    "OffsetRange",
-    "PartitionRun",
-    "Position",
-    "Prompt",
-    "Record",
-    "RecordId",
-    "RecordImage",
-    "StoredExample",
-    "TopicPartition",
-]
+from streamlearn.stream.position import PartitionRun, RecordId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from streamlearn.stream.record import Gap, Position, Record, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Record
 
 
 class Source(Protocol):

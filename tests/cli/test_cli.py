@@ -164,7 +164,6 @@ def test_an_error_is_one_message_and_its_exit_code(
     [
         ([], "expected either --regime N or --all"),
         (["--all", "--regime", "1"], "expected either --regime N or --all"),
-        (["--all", "--merge", "--format", "gguf"], "--merge writes a model folder of transformers; leave out --format"),
     ],
 )
 def test_an_export_without_a_clear_choice_is_refused(

@@ -14,7 +14,7 @@ from streamlearn.cli import options
 from streamlearn.cli.main import app
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 from tests.snapshot.kit import save
 
 

@@ -11,7 +11,8 @@ from connectors.rows import JsonlFile, Records
 from streamlearn.cli.dead_letters import line_of
 from streamlearn.cli.main import app
 from streamlearn.errors import Reason, UsageError
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 
 PRIVATE = "private"

@@ -20,7 +20,7 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.record import Position
+from streamlearn.stream.position import Position
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from streamlearn.cli.progress import FIRST, LAST, LabeledSegments, ProgressDisplay, mean_loss
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.shift.detector import Shift
 from streamlearn.status import Phase, Status
-from streamlearn.stream.record import Batch, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Batch, Record
 from tests.doubles import example
 from tests.serve.doubles import ADAPTATION, RUNNING
 

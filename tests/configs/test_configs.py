@@ -27,7 +27,7 @@ SMOLLM2 = {
     "num_key_value_heads": 3,
     "tie_word_embeddings": True,
 }
-"""Architecture of the backbone that `python -m streamlearn.backbone.smollm2` makes."""
+"""Architecture of the backbone that `python -m benchmarks.backbones.smollm2` makes."""
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
@@ -51,7 +51,7 @@ def test_a_missing_backbone_says_how_to_make_it() -> None:
     """The folder of the SmolLM2 configuration is not bundled."""
     settings = load(ROOT / "configs/smollm2.yaml")
     missing = settings.backbone.model_copy(update={"model": f"{settings.backbone.model}-missing"})
-    with pytest.raises(ConfigError, match=r"python -m streamlearn\.backbone\.smollm2 FOLDER"):
+    with pytest.raises(ConfigError, match=r"python -m benchmarks\.backbones\.smollm2 FOLDER"):
         check_backbone(settings.model_copy(update={"backbone": missing}))
 
 

@@ -18,7 +18,8 @@ from connectors.dead_letters import (
     record_of,
 )
 from streamlearn.errors import DeadLetterError, Reason
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 
 ORIGIN = TopicPartition("events", 2)

@@ -10,7 +10,8 @@ import pytest
 from connectors.jsonl import JsonlSource, LineReader, read_lines
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.record import Record
 
 
 class SteppingClock:

@@ -11,7 +11,8 @@ import pytest
 from connectors.dead_letters import FileDeadLetters
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from streamlearn.errors import Reason
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter, DeadLetters
 from tests.memory import MemoryDeadLetters
 

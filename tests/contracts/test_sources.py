@@ -11,7 +11,8 @@ from connectors.jsonl import JsonlSource
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.record import Position, Record, RecordId, TopicPartition
+from streamlearn.stream.position import Position, RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import Source
 from tests.memory import MemorySource, after, records_from
 

@@ -22,9 +22,9 @@ from streamlearn.controls import (
     Scope,
 )
 from streamlearn.errors import SnapshotError, UsageError
-from streamlearn.regimes.regimes import OperatedRegimes
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.snapshot.files import Files
-from streamlearn.stream.record import OffsetRange, TopicPartition
+from streamlearn.stream.position import OffsetRange, TopicPartition
 
 ANN = Requester(user="ann@box")
 
@@ -126,7 +126,7 @@ def test_every_verb_has_a_route_a_command_and_whoever_applies_it() -> None:
     names[Scope.REGIME] = groups.commands["regimes"].commands
     for verb in VERBS.values():
         assert verb.name in names[verb.scope]
-        assert verb.scope is not Scope.REGIME or callable(getattr(OperatedRegimes, verb.name))
+        assert verb.scope is not Scope.REGIME or callable(getattr(Regimes, verb.name))
     assert Control.regime("rename", 3, new_name="a b").path == "/v1/regimes/3/rename"
     assert Control.regime("rename", 3, new_name="a b").body == {"name": "a b"}
     assert Control.snapshot("rollback", "../x").path == "/v1/snapshots/..%2Fx/rollback"

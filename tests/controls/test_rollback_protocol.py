@@ -13,7 +13,7 @@ from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import OffsetRange
+from streamlearn.stream.position import OffsetRange
 from tests.crash.calls import CannotTraceError, run_and_kill
 from tests.snapshot.crash_disk import CrashDisk, Tree, lay_out, states_after
 from tests.snapshot.histories import JOURNAL, ORDERS, Unsynced, append_batch, newest_state

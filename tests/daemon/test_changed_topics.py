@@ -11,7 +11,8 @@ from streamlearn.events import Event
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings
 from streamlearn.status import Status
-from streamlearn.stream.record import Batch, Position, Record, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.record import Batch, Record
 from tests.daemon.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
 from tests.memory import MemorySource, records_from
 

@@ -14,7 +14,8 @@ from streamlearn.errors import DeadLetterError, Reason, SnapshotError
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.snapshot.journal import JournalEntry
 from streamlearn.stream.intake import Batcher, FlushReason
-from streamlearn.stream.record import Batch, Gap, Position, Record, TopicPartition
+from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.record import Batch, Record
 from tests.daemon.test_daemon import PER_BATCH, RUBBISH, backbone, make, opened, records
 from tests.doubles import example
 

@@ -17,7 +17,7 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Result
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.store import SnapshotStore
@@ -398,7 +398,7 @@ def test_a_changed_regime_is_durable_when_it_is_answered(
     make: Callable[..., Settings],
     monkeypatch: pytest.MonkeyPatch,
     control: Control,
-    holds: Callable[[Adaptation], bool],
+    holds: Callable[[Regimes], bool],
 ) -> None:
     """A snapshot of the same step has it: killed right after the answer, the next start finds it changed."""
     settings, operator = make(clean()), Operator({10: control})
@@ -470,7 +470,7 @@ def test_a_change_of_a_regime_outlasts_an_outage(
     assert results(settings) == [("rename", "asked"), ("rename", "failed")]
     assert str(error) in operator.degraded[operator.END]
     assert operator.degraded[operator.END + 1] == ""
-    assert saved.components["regimes"]["controls"]["names"] == {"1": "beasts"}
+    assert saved.components["regimes"]["regimes"]["columns"]["name"] == ["beasts"]
 
 
 def test_an_unknown_regime_is_refused(make: Callable[..., Settings]) -> None:

@@ -20,15 +20,16 @@ from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.record import Batch, Gap, Position, Record
+from streamlearn.stream.position import Gap, Position
+from streamlearn.stream.record import Batch, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.learners import state_of
+from tests.learners import regime_tensors, state_of
 
 PER_BATCH = 4
 RUBBISH = b"{not json"
@@ -91,7 +92,7 @@ def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[
         snapshot = components.store.newest()
         assert snapshot is not None
         weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
-        return {**state_of(components.learner), **components.adaptation.state(), **weights}, daemon
+        return {**state_of(components.learner), **regime_tensors(components.adaptation), **weights}, daemon
 
 
 def _banks(components: Components) -> list[Any]:

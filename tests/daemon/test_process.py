@@ -26,7 +26,7 @@ from streamlearn.daemon.process import (
 )
 from streamlearn.events import Event
 from streamlearn.status import PartitionStatus, Phase, SnapshotStatus, Status
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess
 from tests.variants import variants

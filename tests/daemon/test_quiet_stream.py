@@ -13,10 +13,11 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event
-from streamlearn.regimes.regimes import Adaptation
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.journal import Journal
-from streamlearn.stream.record import Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Record
 from tests.broker import Broker
 from tests.daemon.test_daemon import DieAt, StopAfter, daemon_of, opened
 from tests.doubles import SetClock
@@ -155,7 +156,7 @@ def test_nothing_waits_after_a_quiet_time(make: Callable[..., Settings], learn: 
     assert seen == [(70, 0, [0], "idle"), (160, 0, [0], "idle"), (RECORDS, 0, [0], "idle")]
     flushed = [log for log in logs if log["event"] == Event.STREAM_FLUSHED]
     assert [log["reason"] for log in flushed] == ["linger"] * 3
-    assert [report.shift.onset for report in components.adaptation.reports] == [1, 71, 154]
+    assert [report.shift.onset for report in components.adaptation.state.reports] == [1, 71, 154]
 
 
 def test_without_a_linger_records_wait(make: Callable[..., Settings], learn: Callable[..., Components]) -> None:
@@ -178,7 +179,7 @@ def test_a_probe_reads_what_came_before_the_quiet_time(
     """A new regime with fewer tokens than `probe.warmup_tokens` is probed with those, and trained on."""
     log = Log([stream("animals", per_task=70), stream("sums", per_task=30)])
     components = learn(make([], probe={"warmup_tokens": 10_000}), log)
-    _, report = components.adaptation.reports
+    _, report = components.adaptation.state.reports
     assert 0 < report.probe_tokens < 10_000
     assert components.state.records == 100
 
@@ -202,7 +203,7 @@ FLUSH_DEATHS = pytest.mark.parametrize(
     [
         (Journal, "append_flush", False, 3),
         (Journal, "append_flush", True, 3),
-        (Adaptation, "flush", True, 1),
+        (Regimes, "flush", True, 1),
     ],
     ids=["before the journal", "after the journal", "after the flush"],
 )
@@ -290,9 +291,9 @@ def test_after_a_rollback_the_stream_is_flushed_again(
 
     def watch(daemon: Daemon) -> None:
         really = daemon.learner._clip
-        flushed = Adaptation.flush
+        flushed = Regimes.flush
 
-        def flush(adaptation: Adaptation) -> None:
+        def flush(adaptation: Regimes) -> None:
             flushed(adaptation)
 
             def clip() -> Tensor:
@@ -301,7 +302,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
 
             monkeypatch.setattr(daemon.learner, "_clip", clip)
 
-        monkeypatch.setattr(Adaptation, "flush", flush)
+        monkeypatch.setattr(Regimes, "flush", flush)
 
     with capture_logs() as logs:
         components = learn(settings, Log([BURSTS[0]]), watch=watch)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.broker import Broker
 from tests.forked import ForkedProcess, RunningProcess, run_command
+from tests.learners import timeless
 
 STOP_S = 120.0  # maximum wait for an orderly end; callers check tighter limits themselves
 START_AND_LEARN_S = 240.0  # a start takes 5 s and the stream 10 s on two idle cores; CI may be slower
@@ -161,15 +162,15 @@ class Final:
 
     def __init__(self, folder: Path) -> None:
         self.manifest: dict[str, Any] = orjson.loads((folder / "manifest.json").read_bytes())
-        self._folder = folder
+        self.folder = folder
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor: adapter, optimizer and the rest of the state."""
-        state = self._folder / "state.safetensors"
-        others = sorted(set(self._folder.rglob("*.safetensors")) - {state})
+        state = self.folder / "state.safetensors"
+        others = sorted(set(self.folder.rglob("*.safetensors")) - {state})
         assert any(path.name == "adapter_model.safetensors" for path in others)
-        named = {f"{path.relative_to(self._folder)}.{k}": v for path in others for k, v in load_file(path).items()}
-        return {**load_file(state), **named}
+        named = {f"{path.relative_to(self.folder)}.{k}": v for path in others for k, v in load_file(path).items()}
+        return {**timeless(load_file(state)), **named}
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
         """Per partition: records trained on or held out, records dead-lettered, position."""

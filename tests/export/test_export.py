@@ -58,7 +58,7 @@ def written(settings: Settings, out: Path, **options: Any) -> list[ExportedRegim
 def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Tokens of the regime's hold-out records, and the daemon's logits for their learned tokens."""
     with restored_model(settings, "newest", same_dtype=True) as restored:
-        examples = restored.model.adaptation.holdouts.examples(slot)
+        examples = restored.model.adaptation.examples(slot)
         assert examples
         learner = restored.model.learner
 
@@ -286,7 +286,7 @@ def test_the_card_has_the_regimes_name(learned: Settings, tmp_path: Path) -> Non
     settings = learned.model_copy(update={"state": tmp_path / "state"})
     shutil.copytree(learned.state, settings.state)
     with opened(settings) as components:
-        daemon_of(components).operated_regimes.rename(2, "orders EU")
+        components.adaptation.rename(2, "orders EU")
         daemon_of(components).save()
     written(settings, tmp_path / "out")
     titles = [(tmp_path / "out" / f"regime-{number}" / "README.md").read_text() for number in (1, 2)]

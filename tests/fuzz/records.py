@@ -28,7 +28,8 @@ from streamlearn.backbone.load import load, outline
 from streamlearn.errors import RecordError
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import IGNORED, Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import IGNORED, Example, Record
 from tests.fuzz.record_damage import CHARACTERS, DAMAGES, Damage, JsonRecord, damage_tree, giant, giants
 
 PER_FILE, MAX_ORIGINAL_BYTES = 20, 1200

@@ -12,7 +12,8 @@ from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
-from streamlearn.stream.record import IGNORED, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import IGNORED, Record
 from tests.fuzz.record_damage import DAMAGES, damage_bytes, damage_tree
 from tests.fuzz.records import MAX_GROWTH_MIB, MAX_SHOWN, FuzzOutcomes, is_clean, outcome
 

@@ -8,7 +8,8 @@ from streamlearn.history import BatchOutcome, History
 from streamlearn.learner.learner import Step
 from streamlearn.shift.detector import Shift
 from streamlearn.status import AdaptationStatus, Clock, Phase, RegimeStatus, Scoring, Status
-from streamlearn.stream.record import Batch, DeadLetteredRecord, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Batch, DeadLetteredRecord
 
 PER_BATCH = 4
 TOPIC = TopicPartition("orders", 0)

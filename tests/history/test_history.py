@@ -34,7 +34,8 @@ from streamlearn.status import (
     Scoring,
     SnapshotStatus,
 )
-from streamlearn.stream.record import Batch, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Batch
 from tests.history.outcomes import (
     PER_BATCH,
     STATUS,

@@ -11,10 +11,9 @@ from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings
-from streamlearn.status import Route
+from streamlearn.status import Requested, Route
 from streamlearn.stream.decode import Decoder
 from tests.doubles import tiny_backbone
 

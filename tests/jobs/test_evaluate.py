@@ -15,9 +15,9 @@ from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJo
 from streamlearn.jobs.runner import evaluate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.shift.features import input_of
+from streamlearn.status import Requested
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

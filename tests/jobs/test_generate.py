@@ -17,8 +17,8 @@ from streamlearn.jobs.generate import IncrementalText, StopStrings, generate
 from streamlearn.jobs.queue import GenerateJob, GenerateResult, GenerationStart, GenerationStream, Sampling
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.requested import Requested
 from streamlearn.regimes.route import RoutedInput
+from streamlearn.status import Requested
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
 

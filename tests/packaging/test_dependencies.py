@@ -19,6 +19,7 @@ OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "gguf": ("gguf", "streamlearn/export/"),
     "datasets": ("datasets", "connectors/rows.py"),
+    "mlflow": ("mlflow", "streamlearn/track.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""
@@ -113,8 +114,9 @@ def test_every_distribution_of_an_extra_is_imported(distributions: dict[str, set
 @pytest.mark.parametrize("name", sorted(TESTED_MINOR))
 def test_internal_interfaces_are_capped_to_the_tested_minor_version(name: str) -> None:
     """The range admits the version that constraints.txt pins, and not the next minor version."""
-    declared = [project()["dependencies"], *project()["optional-dependencies"].values()]
-    [requirement] = {each for group in declared for each in map(Requirement, group) if each.name == name}
+    groups = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    declared = {requirement for group in groups for requirement in map(Requirement, group)}
+    [requirement] = [requirement for requirement in declared if requirement.name == name]
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     [pinned] = [Version(each.partition("==")[2]) for each in pins if canonicalize_name(each.partition("==")[0]) == name]
     assert requirement.specifier.contains(pinned)

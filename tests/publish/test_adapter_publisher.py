@@ -107,14 +107,14 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
     settings = make(stream("animals", "sums", "cities"), **publishing(tmp_path))
     with opened(settings) as components:
         daemon_of(components).run()
-        learner, holdouts = components.learner, components.adaptation.holdouts
+        learner, adaptation = components.learner, components.adaptation
         newest = published(tmp_path)
         assert [each.number for each in newest.regimes] == [1, 2, 3]
         assert newest.snapshot == components.state.last_snapshot.name  # type: ignore[union-attr]
         folder = PublicationFiles(tmp_path / "published", BASE)
         for each in newest.regimes:
             assert each.adapter is not None
-            examples = holdouts.examples(each.slot)
+            examples = adaptation.examples(each.slot)
             assert len(examples) >= 5
             adapter = PlainLoraAdapter(folder.lora(each.adapter))
             work = score(
@@ -129,7 +129,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
             ours, theirs = run_to_end(own), run_to_end(work)
             losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
-        monitor = to_arrays(components.adaptation._trained)
+        monitor = to_arrays(components.adaptation.inputs.state)
         routing = load_file(tmp_path / "published" / newest.routing)
         assert routing.keys() == monitor.keys()
         assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)
@@ -175,7 +175,7 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
         publisher = daemon.patient.publisher
         before = published(tmp_path).regimes[0].adapter
         assert publisher.status.regimes[0].held_back == "answers_changed"
-        daemon.operated_regimes.approve(1)
+        daemon.adaptation.approve(1)
         daemon.save()
         assert publisher.status.regimes[0].held_back is None
         approved = published(tmp_path).regimes[0].adapter
@@ -183,7 +183,7 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
     with opened(
         make(lines + lines[-40:], **publishing(tmp_path))
     ) as components:  # the approval is durable, and used up
-        assert components.adaptation.controls.approved == {1: int(str(approved).rpartition("@")[2])}
+        assert components.adaptation.by_slot[0].approved_at == int(str(approved).rpartition("@")[2])
 
 
 def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -> None:
@@ -191,7 +191,7 @@ def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -
     with opened(make(stream("animals", per_task=30))) as components:
         daemon_of(components).run()
         with pytest.raises(UsageError, match="nothing is published"):
-            daemon_of(components).operated_regimes.approve(1)
+            daemon_of(components).adaptation.approve(1)
 
 
 def test_weights_that_stay_held_back_are_counted_once(make: Callable[..., Settings], tmp_path: Path) -> None:

@@ -70,13 +70,8 @@ def assert_consistent(daemon: Daemon) -> None:
     numbers = adaptation.numbers
     known = set(numbers.values())
     assert len(known) == len(numbers) <= daemon.components.settings.shift.max_regimes
-    assert adaptation.current is None or adaptation.current in numbers
-    visits = adaptation.statistics.visits_by_slot
-    assert {slot: visit.number for slot, visit in visits.items()} == numbers
-    assert set(adaptation.controls.names) | adaptation.controls.frozen <= known
-    assert set(adaptation.forgetting.histories) <= set(numbers)
-    slots = range(daemon.components.settings.shift.max_regimes)
-    assert {slot for slot in slots if adaptation.holdouts.examples(slot)} <= set(numbers)
+    assert adaptation.state.current is None or adaptation.state.current in numbers
+    assert all(regime.slot == slot for slot, regime in adaptation.by_slot.items())
     if learner.per_regime:
         assert set(learner.revisions) == {regime_adapter(slot) for slot in numbers or [0]}
         assert set(learner.model.peft_config) == set(learner.revisions)

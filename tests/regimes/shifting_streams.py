@@ -1,5 +1,6 @@
 """Streams of tasks that shift, runs over them, and what observes a run."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -7,14 +8,16 @@ import torch
 from torch import Tensor
 
 from streamlearn.daemon.build import Components
+from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.statistics import ShiftReport
+from streamlearn.regimes.regime import Regime, ShiftReport
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.learners import state_of
+from tests.learners import regime_tensors, state_of
 
 PER_TASK = 90
 
@@ -67,7 +70,7 @@ def tensors_of(components: Components) -> dict[str, Tensor]:
     """Copies of all that a snapshot holds."""
     learner = components.learner
     weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
-    state = {**state_of(learner), **components.adaptation.state(), **weights}
+    state = {**state_of(learner), **regime_tensors(components.adaptation), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -86,3 +89,12 @@ class Silent:
     def on_shift(self, entry: ShiftReport) -> None: ...
 
     def on_snapshot(self, info: SnapshotInfo) -> None: ...
+
+
+def bare_regimes(*numbers: int) -> Regimes:
+    """Regimes with these numbers, of which nothing was learned, without a model."""
+    learner: Any = SimpleNamespace(routes_by_regime=True, per_regime=True, cache=AdapterCache(), number=0)
+    settings = Settings.model_validate({"source": {"jsonl": {"path": "unused"}}, "state": "unused"})
+    regimes = Regimes(learner, settings, lambda example, _: example)
+    regimes.state.regimes = {slot: Regime(number, slot) for slot, number in enumerate(numbers)}
+    return regimes

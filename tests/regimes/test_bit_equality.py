@@ -14,8 +14,8 @@ from streamlearn.baselines.transient import probe
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
 from streamlearn.learner.learner import Hooks, Learner, Step
-from streamlearn.regimes import regime_probe
-from streamlearn.regimes.holdout import HoldoutReservoirs
+from streamlearn.regimes import regimes
+from streamlearn.regimes.holdout import Reservoir
 from streamlearn.regimes.start import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
@@ -76,7 +76,7 @@ def test_a_death_at_a_shift_changes_no_bit(
     if where == "probe":
         monkeypatch.setattr(consolidate, "probe", dying(probe))
         if not shape:
-            monkeypatch.setattr(regime_probe, "measure_head_start", dying(measure_head_start))
+            monkeypatch.setattr(regimes, "measure_head_start", dying(measure_head_start))
     else:
         hooks = BaselineHooks if shape else Hooks
         monkeypatch.setattr(hooks, where, dying(getattr(hooks, where)))
@@ -89,7 +89,7 @@ def test_a_death_among_regimes_with_importance_changes_no_bit(
     """Killed while a second regime, and the first after its return, is held by the other's importance."""
     lines = stream("animals", "sums", "animals")
     whole, components = run(make(lines, "whole", **SHAPES["one adapter"]))
-    assert [report.shift.regime for report in components.adaptation.reports] == [1, 2, 1]
+    assert [report.shift.regime for report in components.adaptation.state.reports] == [1, 2, 1]
     assert any(group.holds for group in components.learner.optimizer.groups)
     for slot in (0, 1):
         assert any(omega.any() for name, omega in whole.items() if name.startswith(f"baseline.importance.{slot}."))
@@ -144,7 +144,7 @@ def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkey
     shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}}
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
-    for target, name in ((Learner, "add_regime"), (HoldoutReservoirs, "move")):
+    for target, name in ((Learner, "add_regime"), (Reservoir, "move")):
         really = getattr(target, name)
         calls: list[int] = []
 
@@ -182,13 +182,12 @@ def test_requests_change_no_bit(make: Callable[..., Settings]) -> None:
         class Requester(Silent):
             def on_step(self, batch: Batch, step: Step, status: Status) -> None:
                 if not answers or answers[-1].done():
-                    examples = ({"prompt": "a", "completion": " b"},)
-                    answers.append(jobs.submit(EvalJob(examples, generate=True, max_new_tokens=2)))
+                    answers.append(jobs.submit(EvalJob(({"text": "a dog"},) * 4, generate=True, max_new_tokens=4)))
 
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
         daemon.run()
         asked = tensors_of(components)
-    results = [future.result() for future in answers if future.done() and future.exception() is None]
+    results = [future.result(timeout=0) for future in answers if future.done() and future.exception() is None]
     steps = [result.step for result in results if isinstance(result, EvalResult)]
     assert len(steps) > 10
     assert any(later - earlier > 1 for earlier, later in pairwise(steps)), "no answer took several steps"

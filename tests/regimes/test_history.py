@@ -72,7 +72,7 @@ def test_it_adds_up_to_the_ledger(make: Callable[..., Settings]) -> None:
     assert all(one.last_record + 1 == other.first_record for one, other in pairwise(history.segments))
     by_regime = [each.records for each in history.segments]
     assert [sum(counts.values()) for counts in by_regime] == [each.num_records for each in history.segments]
-    onsets = [report.shift.onset for report in daemon.adaptation.reports]
+    onsets = [report.shift.onset for report in daemon.adaptation.state.reports]
     assert [each.first_record for each in history.segments] == onsets
 
 

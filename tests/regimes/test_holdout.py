@@ -1,83 +1,232 @@
-"""The hold-out sample: every Nth record, bounded, uniform, and a function of the stream only."""
+"""Hold-out samples, what is scored on them and when, and the time that scoring may take."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 
-from streamlearn.regimes.holdout import HoldoutReservoirs
+from streamlearn import codec
+from streamlearn.learner.evaluate import ExampleScore
+from streamlearn.regimes import holdout as forgetting_module
+from streamlearn.regimes.holdout import MAX_POINTS, Forgetting, Reservoir, ScoreHistory, TimeBudget
 from streamlearn.settings import HoldoutSettings
-from tests.doubles import example
+from streamlearn.status import Scoring
+from streamlearn.stream.record import Example
+from tests.doubles import example, random_examples
+from tests.learners import MakeLearner
 
 
-def reservoirs(every: int = 4, size: int = 3, seed: int = 0) -> HoldoutReservoirs:
-    return HoldoutReservoirs(HoldoutSettings(every_records=every, records_per_regime=size), regimes=2, seed=seed)
+class Reservoirs:
+    """Samples of regimes in slots."""
 
+    def __init__(self, every: int = 4, size: int = 3, seed: int = 0) -> None:
+        self.settings = HoldoutSettings(every_records=every, records_per_regime=size)
+        self.seed = seed
+        self.by_slot = defaultdict[int, Reservoir](Reservoir)
 
-def take(held: HoldoutReservoirs, slot: int, count: int) -> list[int]:
-    """Indices of the records held out."""
-    return [i for i in range(count) if held.take(slot, example([8, i + 9]))]
+    def take(self, slot: int, count: int) -> list[int]:
+        """Indices of the records held out."""
+        sample, seed = self.by_slot[slot], (self.seed, slot)
+        return [i for i in range(count) if sample.take(example([8, i + 9]), self.settings, seed)]
 
-
-def kept(held: HoldoutReservoirs, slot: int) -> list[int]:
-    return [int(each.input_ids[1]) - 9 for each in held.examples(slot)]
+    def kept(self, slot: int) -> list[int]:
+        return [int(record.input_ids[1]) - 9 for record in self.by_slot[slot].examples]
 
 
 def test_every_nth_record_of_a_regime_is_held_out() -> None:
     """Counted per regime; zero holds out none."""
-    held = reservoirs(every=4)
-    assert take(held, 0, 12) == [3, 7, 11]
-    assert take(held, 1, 5) == [3]
-    assert take(reservoirs(every=0), 0, 100) == []
+    held = Reservoirs(every=4)
+    assert held.take(0, 12) == [3, 7, 11]
+    assert held.take(1, 5) == [3]
+    assert Reservoirs(every=0).take(0, 100) == []
 
 
 def test_the_sample_is_bounded_and_of_held_out_records() -> None:
-    """A record that leaves it was held out all the same."""
-    held = reservoirs(every=2, size=3)
-    out = take(held, 0, 40)
+    """A record that leaves it was held out too."""
+    held = Reservoirs(every=2, size=3)
+    out = held.take(0, 40)
     assert len(out) == 20
-    assert len(kept(held, 0)) == 3
-    assert set(kept(held, 0)) <= set(out)
+    assert len(held.kept(0)) == 3
+    assert set(held.kept(0)) <= set(out)
 
 
 def test_the_sample_is_uniform() -> None:
     """Each of 10 held-out records is in 3 of 10 samples, within four standard deviations of 2,000 seeds."""
     seen: Counter[int] = Counter()
     for seed in range(2000):
-        held = reservoirs(every=1, size=3, seed=seed)
-        take(held, 0, 10)
-        seen.update(kept(held, 0))
+        held = Reservoirs(every=1, size=3, seed=seed)
+        held.take(0, 10)
+        seen.update(held.kept(0))
     assert [seen[i] / 2000 for i in range(10)] == pytest.approx([0.3] * 10, abs=4 * (0.3 * 0.7 / 2000) ** 0.5)
 
 
-def test_a_restored_sample_goes_on_as_the_original() -> None:
-    """Through plain arrays, as a snapshot keeps them."""
-    one, other = reservoirs(every=2), reservoirs(every=2)
-    take(one, 0, 15)
-    take(one, 1, 4)
-    other.load_state({name: np.array(array) for name, array in one.state().items()})
+def test_a_restored_sample_continues_as_the_original() -> None:
+    """Through arrays and JSON, as a snapshot keeps them."""
+    one, other = Reservoirs(every=2), Reservoirs(every=2)
+    one.take(0, 15)
+    arrays, json = codec.dump(one.by_slot[0])
+    other.by_slot[0] = codec.load(Reservoir, arrays, json)
     for held in (one, other):
-        take(held, 0, 30)
-    assert kept(one, 0) == kept(other, 0)
-    assert kept(one, 1) == kept(other, 1)
-
-
-def test_a_cleared_slot_starts_over() -> None:
-    """Its count too: the slot has another regime."""
-    held = reservoirs(every=4)
-    take(held, 0, 7)
-    held.clear(0)
-    assert held.examples(0) == ()
-    assert take(held, 0, 4) == [3]
+        held.take(0, 30)
+    assert one.kept(0) == other.kept(0)
 
 
 def test_records_that_move_take_their_part_of_the_count_along() -> None:
     """A third of the sample moves, and with it a third of the records that were counted."""
-    held = reservoirs(every=4, size=3)
-    take(held, 0, 12)
-    one, other, third = kept(held, 0)
-    held.move(0, 1, [False, True, False])
-    assert (kept(held, 0), kept(held, 1)) == ([one, third], [other])
-    assert held.state()["seen"].tolist() == [8, 4]
-    held.move(0, 1, [False, False])
-    assert held.state()["seen"].tolist() == [8, 4]
+    held = Reservoirs(every=4, size=3)
+    held.take(0, 12)
+    one, other, third = held.kept(0)
+    held.by_slot[0].move(held.by_slot[1], [False, True, False], held.settings)
+    assert (held.kept(0), held.kept(1)) == ([one, third], [other])
+    assert [held.by_slot[slot].seen for slot in (0, 1)] == [8, 4]
+    held.by_slot[0].move(held.by_slot[1], [False, False], held.settings)
+    assert [held.by_slot[slot].seen for slot in (0, 1)] == [8, 4]
+
+
+class Scores:
+    """Forgetting with a history for each slot."""
+
+    def __init__(self, learner: Any) -> None:
+        self.forgetting = Forgetting(learner, pack_tokens=64)
+        self.histories = defaultdict[int, ScoreHistory](ScoreHistory)
+
+    def measure(self, slot: int, examples: Sequence[Example], *, at_end: bool = False) -> Scoring | None:
+        return self.forgetting.measure(self.histories[slot], slot, examples, at_end=at_end)
+
+    def stale(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in slots if not self.forgetting.holds(self.histories[slot])]
+
+
+def traced(accuracies: list[float], *, end: int | None) -> ScoreHistory:
+    history = ScoreHistory()
+    for step, accuracy in enumerate(accuracies):
+        history.add(Scoring(step, 1.0, accuracy), at_end=step == end)
+    return history
+
+
+def test_forgetting_and_transfer_follow_their_equations() -> None:
+    """Over past regimes only; one that was not scored after its segment ended is left out."""
+    learner: Any = SimpleNamespace(per_regime=False)
+    forgetting = Forgetting(learner, pack_tokens=8)
+    past = [
+        traced([0.5, 0.75, 0.25], end=1),
+        traced([0.25, 0.5], end=0),
+        traced([0.5, 0.25], end=1),  # not scored since its end
+    ]
+    assert forgetting.average_forgetting(past) == pytest.approx(((0.75 - 0.25) + 0) / 2)
+    assert forgetting.backward_transfer(past) == pytest.approx(((0.25 - 0.75) + (0.5 - 0.25)) / 2)
+    lucky = traced([1.0, 0.5, 0.4], end=1)  # the sample grows during a segment: forgetting begins at its end
+    assert forgetting.average_forgetting([lucky]) == pytest.approx(0.5 - 0.4)
+    assert forgetting.average_forgetting([]) is None
+
+
+def test_a_score_holds_while_the_adapter_of_its_regime_is_unchanged(make_learner: MakeLearner) -> None:
+    """With an adapter per regime: only what was trained since is scored again."""
+    learner = make_learner(preset="streamlearn")
+    scores, examples = Scores(learner), random_examples([6])
+    for slot in (0, 1):
+        scores.measure(slot, examples)
+    assert scores.stale([0, 1]) == []
+    learner.step(random_examples([8]), (1,))
+    scores.histories[1].trained_at = learner.number
+    assert scores.stale([0, 1]) == [1]
+    before = scores.histories[0].now
+    again = scores.measure(0, examples)
+    assert before is not None
+    assert again is not None
+    assert (again.loss, again.accuracy) == (before.loss, before.accuracy)
+
+
+def test_the_score_at_the_end_of_a_segment_comes_first(make_learner: MakeLearner) -> None:
+    """Forgetting is measured from it on, and is 0 until the regime is trained on again."""
+    learner = make_learner(preset="streamlearn")
+    scores, examples = Scores(learner), random_examples([6])
+    for slot in (1, 0):
+        learner.step(random_examples([8]), (slot,))
+        scores.histories[slot].trained_at = learner.number
+        scores.measure(slot, examples)
+    learner.step(random_examples([8]), (1,))
+    scores.histories[1].trained_at = learner.number
+    scores.histories[0].end()
+    assert scores.stale([0, 1]) == [0, 1]
+    assert scores.forgetting.average_forgetting([scores.histories[0]]) is None
+    scores.measure(0, examples, at_end=scores.histories[0].ended)
+    assert scores.stale([0, 1]) == [1]
+    assert (
+        scores.forgetting.average_forgetting([scores.histories[0]])
+        == scores.forgetting.backward_transfer([scores.histories[0]])
+        == 0.0
+    )
+
+
+def test_scoring_changes_no_weight_and_repeats_exactly(make_learner: MakeLearner) -> None:
+    """Two scores of one regime in a row are equal."""
+    scores, examples = Scores(make_learner()), random_examples([6, 9, 12])
+    assert scores.measure(0, examples) == scores.measure(0, examples)
+
+
+def test_a_record_without_a_finite_loss_is_left_out(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any other there is no score, it is not tried again before an update, and a snapshot can be written."""
+    learner = make_learner()
+    scores, good, bad = Scores(learner), ExampleScore(6.0, 1, 3), ExampleScore(math.nan, 0, 5)
+    found = [good, bad]
+    monkeypatch.setattr(forgetting_module, "run_to_end", lambda work: found)
+    assert scores.measure(0, random_examples([6, 9])) == Scoring(0, 2.0, 1 / 3)
+    found = [bad]
+    learner.step(random_examples([8]))
+    scores.histories[0].end()
+    assert scores.measure(0, random_examples([9]), at_end=True) is None
+    assert scores.stale([0]) == []
+    assert not scores.histories[0].ended
+    assert [point.loss for point in scores.histories[0].points] == [2.0]
+    learner.step(random_examples([8]))
+    assert scores.stale([0]) == [0]
+
+
+def test_a_long_history_is_thinned_and_keeps_its_ends() -> None:
+    """The first and the newest score stay."""
+    history = ScoreHistory()
+    for step in range(3 * MAX_POINTS):
+        history.add(Scoring(step, 1.0, 0.5), at_end=False)
+    assert len(history.points) <= MAX_POINTS
+    assert (history.points[0].step, history.points[-1].step) == (0, 3 * MAX_POINTS - 1)
+    steps = [point.step for point in history.points]
+    assert steps == sorted(steps)
+
+
+class SteppingClock:
+    """One second later at each reading."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_spending_stays_within_its_share_of_the_training_time() -> None:
+    """Idle time is free."""
+    budget = TimeBudget(0.5, SteppingClock())
+    assert not budget.affordable
+    budget.trained(4.0)
+    assert budget.affordable
+    with budget.spending(idle=True):
+        pass
+    assert budget.spent_s == 0.0
+    for _ in range(2):
+        with budget.spending():
+            pass
+    assert budget.spent_s == 2.0
+    assert not budget.affordable
+
+
+def test_work_that_fails_is_paid_for() -> None:
+    """Otherwise it would be tried again between all steps."""
+    budget = TimeBudget(0.5, SteppingClock())
+    with pytest.raises(KeyError), budget.spending():
+        raise KeyError
+    assert budget.spent_s == 1.0

@@ -9,13 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
+from streamlearn import codec
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, GenerateJob, GenerateResult, Job, PromptInput, RouteJob
 from streamlearn.learner.evaluate import run_to_end, score
-from streamlearn.regimes.requested import Requested, UnknownRegimeError
+from streamlearn.regimes.regime import RegimesState
+from streamlearn.regimes.route import largest
 from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
+from streamlearn.status import Requested, UnknownRegimeError
 from tests.daemon.test_daemon import daemon_of, opened
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample"
@@ -126,11 +129,11 @@ def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypa
 def test_the_mean_is_of_the_regimes_with_the_most_records(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request takes bounded time, however many are remembered; the one that is being opened is not among them."""
     adaptation = trained.components.adaptation
-    most = max(adaptation.numbers, key=lambda slot: adaptation.statistics.visits_by_slot[slot].records)
-    assert adaptation.router.averaged() == (most, 1 - most)
-    assert adaptation.router.averaged(without=most) == (1 - most,)
+    most = max(adaptation.numbers, key=lambda slot: adaptation.by_slot[slot].records)
+    assert largest(adaptation.by_slot) == (most, 1 - most)
+    assert largest(adaptation.by_slot, without=most) == (1 - most,)
     monkeypatch.setattr("streamlearn.regimes.route.MAX_AVERAGED", 1)
-    assert adaptation.router.averaged() == (most,)
+    assert largest(adaptation.by_slot) == (most,)
 
 
 def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,15 +186,14 @@ def test_requests_are_counted(trained: Trained) -> None:
 
 
 def test_a_restarted_daemon_answers_alike(trained: Trained) -> None:
-    """Profiles, exemplars and the measured losses are part of the state; snapshots of 0.1.0 have no losses."""
+    """Profiles, exemplars and the measured losses are part of the state."""
     components = trained.components
     adaptation = components.adaptation
     values = (*requests(UNKNOWN, 4), *requests(TRAINED[0], 4))
     inputs = [input_of(components.decoder.decode_value(value)) for value in values]
     expected, status = adaptation.route(inputs), adaptation.fallback.status
-    tensors = {name: tensor.clone() for name, tensor in adaptation.state().items()}
-    saved = adaptation.to_json()
-    adaptation.restore(tensors, {key: value for key, value in saved.items() if key != "unknown"})
+    saved = codec.dump(adaptation.save())
+    adaptation.restore(RegimesState())
     assert adaptation.fallback.status.regimes == 0
-    adaptation.restore(tensors, saved)
+    adaptation.restore(codec.load(RegimesState, *saved))
     assert (adaptation.route(inputs), adaptation.fallback.status) == (expected, status)

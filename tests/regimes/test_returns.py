@@ -6,13 +6,13 @@ from typing import Any
 
 import orjson
 import pytest
-import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
 from streamlearn.events import Event
 from streamlearn.regimes import returns as return_checks
-from streamlearn.regimes.returns import NUM_LOSSES, RecentLosses, ReturnCheck, Upcoming, check_return
+from streamlearn.regimes.regime import NUM_LOSSES
+from streamlearn.regimes.returns import ReturnCheck, Upcoming, check_return
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.stream.record import Batch
@@ -36,7 +36,7 @@ def test_records_that_cost_more_than_the_regimes_own_begin_a_new_one(make: Calla
     """The known regime learns nothing from them, and the shift says what its records look like."""
     with capture_logs() as logs:
         _, components = run(make(disguised()))
-    *_, last = components.adaptation.reports
+    *_, last = components.adaptation.state.reports
     assert (last.shift.regime, last.shift.known, last.refused_return) == (3, False, 1)
     assert abs(last.shift.onset - 2 * PER_TASK - 1) <= 1
     assert last.probe_tokens > 0
@@ -51,14 +51,14 @@ def test_records_that_cost_more_than_the_regimes_own_begin_a_new_one(make: Calla
 def test_the_inputs_decide_where_returns_are_not_checked(make: Callable[..., Settings]) -> None:
     """With `probe.max_returns_refused: 0` the same records are the known regime's."""
     _, components = run(make(disguised(), probe={"max_returns_refused": 0.0}))
-    *_, last = components.adaptation.reports
+    *_, last = components.adaptation.state.reports
     assert (last.shift.regime, last.shift.known, last.refused_return) == (1, True, None)
 
 
 def test_a_true_return_is_not_refused(make: Callable[..., Settings]) -> None:
     """Its adapter answers its records as it did before it left."""
     _, components = run(make(stream("animals", "sums", "animals", "sums")))
-    assert [(each.shift.regime, each.shift.known) for each in components.adaptation.reports] == [
+    assert [(each.shift.regime, each.shift.known) for each in components.adaptation.state.reports] == [
         (1, False),
         (2, False),
         (1, True),
@@ -109,12 +109,12 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
     with opened(make(stream("animals", per_task=8))) as components:
         daemon_of(components).run()
         adaptation = components.adaptation
-        (first,) = adaptation.reports
+        (first,) = adaptation.state.reports
         again = replace(first.shift, known=True)
-        assert adaptation.return_checks.applies(again, adaptation.numbers)
+        assert adaptation.return_checks.applies(again, adaptation.by_slot)
         assigned = AssignedBatch(Batch((), (), ()), (), (again,))
-        upcoming = Upcoming(assigned, 9, 0, adaptation.numbers, {}, lambda _: ())
-        adaptation.monitor.load(adaptation._trained)
+        upcoming = Upcoming(assigned, 9, 0, adaptation.by_slot, {}, lambda _: ())
+        adaptation.monitor.load(adaptation.inputs.state)
         assert not adaptation.return_checks.refuse(upcoming)
 
 
@@ -189,21 +189,8 @@ def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[...,
     """A process that begins with the snapshot of another compares with the same losses."""
     settings = make(stream("animals", "sums"))
     _, before = run(settings)
-    state, after = run(settings)
-    assert [after.adaptation.return_checks.losses.of(slot) for slot in (0, 1)] == [
-        before.adaptation.return_checks.losses.of(slot) for slot in (0, 1)
+    _, after = run(settings)
+    assert [after.adaptation.by_slot[slot].losses for slot in (0, 1)] == [
+        before.adaptation.by_slot[slot].losses for slot in (0, 1)
     ]
-    assert len(after.adaptation.return_checks.losses.of(0)) == NUM_LOSSES
-    assert state["regimes.losses.0"].dtype == torch.float64
-
-
-def test_only_the_newest_finite_losses_count() -> None:
-    """Older ones are of an adapter that knew less."""
-    losses = RecentLosses()
-    for i in range(NUM_LOSSES + 5):
-        losses.add(3, float(i))
-    losses.add(3, float("nan"))
-    assert losses.of(3) == tuple(float(i) for i in range(5, NUM_LOSSES + 5))
-    assert losses.of(4) == ()
-    losses.forget(3)
-    assert losses.of(3) == ()
+    assert len(after.adaptation.by_slot[0].losses) == NUM_LOSSES

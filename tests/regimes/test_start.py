@@ -1,4 +1,7 @@
-"""What a new regime starts from."""
+"""How a new regime gets its adapter, and what answers requests that match no regime."""
+
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -7,11 +10,12 @@ from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.start import HeadStart, measure_head_start
+from streamlearn.regimes.start import MAX_REGIMES, Fallback, HeadStart, measure_head_start
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, hooks_of, make_learner, snapshot, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
+
 
 RECORDS = random_examples([12, 9, 14], prompt_length=4, seed=5)
 
@@ -111,3 +115,89 @@ def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
 def weights(learner: Learner, slot: int) -> dict[str, torch.Tensor]:
     own = [bank for bank in learner.banks if bank.adapter == regime_adapter(slot)]
     return {f"{bank.name}.{part}": p.detach().clone() for bank in own for part, p in (("A", bank.A), ("B", bank.B))}
+
+
+def fallback(setting: Any = "auto", *, has_regimes: bool = True) -> Fallback:
+    return Fallback(setting, has_regimes=has_regimes)
+
+
+def measured(backbone: float, mean: float | None, *others: float) -> HeadStart:
+    """Of a new regime; the likeliest known one has the first of the other losses."""
+    return HeadStart(backbone, dict(enumerate(others, start=5)), mean, 100)
+
+
+def test_a_loss_that_is_not_finite_decides_nothing() -> None:
+    """Neither what answers the unknown nor what a regime starts from."""
+    made = fallback()
+    made.add(measured(2.0, math.nan, 3.0))
+    assert (made.status.regimes, made.losses) == (0, [])
+    assert measured(2.0, None, math.nan, 1.5).slot == 6
+    assert measured(2.0, None, math.nan).slot is None
+    assert measured(math.nan, None, 1.0).slot is None
+
+
+def test_the_losses_are_means_over_new_regimes() -> None:
+    """The likeliest regime is the nearest, not the one with the lowest loss; the lowest of the three means decides."""
+    made = fallback()
+    made.add(measured(2.0, 1.5, 3.0, 0.5))
+    made.add(measured(3.0, 2.5, 1.5, 0.5))
+    status = made.status
+    assert status.losses == {"mean": 2.0, "nearest": 2.25, "backbone": 2.5}
+    assert (status.answered_by, status.regimes, status.setting) == ("mean", 2, "auto")
+
+
+@pytest.mark.parametrize(
+    ("losses", "winner"),
+    [
+        ((2.0, 1.0, 3.0), "mean"),
+        ((2.0, 2.5, 1.0), "nearest"),
+        ((2.0, 2.5, 3.0), "backbone"),
+        ((2.0, 2.0, 2.0), "backbone"),
+    ],
+)
+def test_any_may_win(losses: tuple[float, float, float], winner: str) -> None:
+    """A tie leaves the backbone untouched."""
+    made = fallback()
+    made.add(measured(*losses))
+    assert made.answered_by == winner
+
+
+def test_only_the_newest_regimes_count() -> None:
+    """The alternatives of long ago knew less."""
+    made = fallback()
+    for _ in range(3):
+        made.add(measured(9.0, 9.0, 0.0))
+    for _ in range(MAX_REGIMES):
+        made.add(measured(1.0, 2.0, 3.0))
+    assert made.status.losses == {"mean": 2.0, "nearest": 3.0, "backbone": 1.0}
+    assert made.status.regimes == MAX_REGIMES
+
+
+def test_shared_experts_have_no_mean() -> None:
+    """There is one adapter, with a bias for each regime."""
+    made = fallback()
+    made.add(measured(2.0, None, 1.0))
+    assert made.status.losses == {"mean": None, "nearest": 1.0, "backbone": 2.0}
+    assert made.answered_by == "nearest"
+
+
+def test_without_a_measurement_the_backbone_answers() -> None:
+    """As while one regime is remembered, and for one that took its slot."""
+    made = fallback()
+    made.add(measured(2.0, None))
+    assert made.status == fallback().status
+    assert (made.status.nearest_loss, made.answered_by) == (None, "backbone")
+
+
+@pytest.mark.parametrize(("setting", "slot"), [("mean", (2, 1, 0)), ("nearest", 1), ("backbone", NO_REGIME)])
+def test_a_setting_is_obeyed_whatever_was_measured(setting: Any, slot: Slot) -> None:
+    made = fallback(setting)
+    made.add(measured(*{"mean": (1.0, 2.0, 1.0), "nearest": (1.0, 1.0, 2.0), "backbone": (2.0, 1.0, 1.0)}[setting]))
+    assert made.answered_by == setting
+    assert made.slot_for(1, (2, 1, 0)) == slot
+
+
+def test_where_routing_has_no_regimes_the_adapter_answers() -> None:
+    """Only the setting chooses the backbone."""
+    assert fallback(has_regimes=False).answered_by == "nearest"
+    assert fallback("backbone", has_regimes=False).answered_by == "backbone"

@@ -48,7 +48,7 @@ from streamlearn.status import (
     SnapshotStatus,
     Status,
 )
-from streamlearn.stream.record import TopicPartition
+from streamlearn.stream.position import TopicPartition
 
 TOKEN = "0123456789abcdef" * 2
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}

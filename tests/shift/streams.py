@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamlearn.stream.record import Batch, Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Batch, Example, Record
 from tests.doubles import example
 
 VOCAB_SIZE = 2000

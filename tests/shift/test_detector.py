@@ -76,7 +76,7 @@ def test_without_a_free_slot_there_is_no_shift() -> None:
     assert late.dropped == 1
 
 
-def tested_records(settings: ShiftSettings) -> list[int]:
+def ordinals_tested(settings: ShiftSettings) -> list[int]:
     """Ordinals of the records at which a test runs that always raises an alarm."""
     tested: list[int] = []
 
@@ -90,12 +90,12 @@ def tested_records(settings: ShiftSettings) -> list[int]:
 
 def test_a_false_alarm_suspends_the_tests() -> None:
     """For `COOLDOWN` records of the segment's regime."""
-    assert tested_records(ShiftSettings()) == list(range(ShiftSettings().min_dwell_records, 121, COOLDOWN))
+    assert ordinals_tested(ShiftSettings()) == list(range(ShiftSettings().min_dwell_records, 121, COOLDOWN))
 
 
 def test_a_young_segment_is_not_tested() -> None:
     """Before `min_dwell_records`, and never if shifts are disabled."""
-    assert tested_records(ShiftSettings(min_dwell_records=1000)) == tested_records(ShiftSettings(enabled=False)) == []
+    assert ordinals_tested(ShiftSettings(min_dwell_records=1000)) == ordinals_tested(ShiftSettings(enabled=False)) == []
 
 
 def test_records_that_leave_the_window_are_committed() -> None:

@@ -10,7 +10,8 @@ from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import AssignedRecord, Shift
 from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor, MonitorState
-from streamlearn.stream.record import Batch, Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import Batch, Example, Record
 from tests.doubles import random_examples
 from tests.shift.streams import batches, questions, stream
 from tests.variants import variants

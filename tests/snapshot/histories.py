@@ -15,7 +15,7 @@ from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import PartitionRun, Position, TopicPartition
+from streamlearn.stream.position import PartitionRun, Position, TopicPartition
 
 from .crash_disk import CrashDisk, Tree, lay_out, states_after
 from .kit import assert_is, save

@@ -10,7 +10,7 @@ from torch import Tensor
 from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 
 CONFIG = {"seed": 0, "learner": {"lr": 1e-4, "betas": [0.9, 0.95]}, "stream": {"max_tokens": 64}}
 BACKBONE = {"model": "builtin:nano", "revision": None, "digest": "3f2a9c"}

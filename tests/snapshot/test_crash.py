@@ -7,7 +7,7 @@ import pytest
 
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.journal import Journal, JournalEntry
-from streamlearn.stream.record import PartitionRun
+from streamlearn.stream.position import PartitionRun
 
 from .crash_disk import CrashDisk, lay_out, states_after
 from .histories import LATER, Unsynced, a_fixed_history, fault, newest_state, open_store

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from streamlearn.errors import Reason, RecordError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.snapshot.crash_guard import CrashGuard
-from streamlearn.stream.record import Position, RecordId, TopicPartition
+from streamlearn.stream.position import Position, RecordId, TopicPartition
 
 ORIGIN = TopicPartition("orders", 3)
 BATCH = tuple(RecordId(ORIGIN, offset) for offset in (4, 5, 9))

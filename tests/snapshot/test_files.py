@@ -15,7 +15,7 @@ from streamlearn.snapshot.files import Files, hash_file, is_disk_full, list_tree
 from streamlearn.snapshot.manifest import Manifest
 from streamlearn.snapshot.parts import adapter_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 
 from .kit import assert_is, draft, save, tensors
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from streamlearn.errors import SnapshotError
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal, JournalEntry
-from streamlearn.stream.record import PartitionRun
+from streamlearn.stream.position import PartitionRun
 
 RUNS = (
     PartitionRun("orders", 0, 118, 122, 4),

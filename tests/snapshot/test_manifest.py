@@ -17,7 +17,7 @@ from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMism
 from streamlearn.snapshot import manifest as module
 from streamlearn.snapshot.manifest import FORMAT_VERSION, FileEntry, Manifest
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 
 from .kit import assert_is, draft, save
 

@@ -16,7 +16,7 @@ from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMism
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.parts import SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.record import Position, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
 
 from .kit import adapter, assert_is, draft, save, tensors
 

@@ -15,7 +15,8 @@ from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import MAX_MESSAGES, Decoder
-from streamlearn.stream.record import IGNORED, Example, Record, TopicPartition
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import IGNORED, Example, Record
 
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "hello world, this is a test of a small tokenizer"] * 10
 VOCAB = 400

@@ -25,17 +25,8 @@ from streamlearn.stream.intake import (
     RecordFilter,
     runs_of,
 )
-from streamlearn.stream.record import (
-    Batch,
-    DeadLetteredRecord,
-    Example,
-    OffsetRange,
-    PartitionRun,
-    Position,
-    Record,
-    RecordId,
-    TopicPartition,
-)
+from streamlearn.stream.position import OffsetRange, PartitionRun, Position, RecordId, TopicPartition
+from streamlearn.stream.record import Batch, DeadLetteredRecord, Example, Record
 from streamlearn.stream.source import DeadLetter
 from tests.doubles import SetClock, example
 from tests.memory import MemoryDeadLetters, MemorySource

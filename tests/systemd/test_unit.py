@@ -205,4 +205,4 @@ def test_the_manager_hears_of_the_whole_life(config: Path, tmp_path: Path) -> No
             _, errors = daemon.communicate(timeout=STEPS_S)
     assert daemon.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in errors
-    assert "daemon.py" in errors
+    assert "streamlearn/" in errors

@@ -134,3 +134,11 @@ def test_no_place_in_a_record_is_opened(run: tuple[Path, Events]) -> None:
     opened = {path for _, path in events}
     assert str(state.parent / "stream.jsonl") in opened
     assert [path for path in opened if "passwd" in path or "169.254" in path or "://" in path] == []
+
+
+def test_no_source_trusts_remote_code() -> None:
+    """Every mention of `trust_remote_code` sets it to False; ruff has no rule for it."""
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "streamlearn").rglob("*.py")]
+    values = [value for source in sources for value in re.findall(r'trust_remote_code"?\s*[=:]\s*(\w+)', source)]
+    assert values
+    assert set(values) == {"False"}

@@ -21,7 +21,7 @@ from connectors.open import open_source
 from streamlearn.cli.main import app
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.settings import Settings, fingerprint, load
-from streamlearn.stream.record import Position
+from streamlearn.stream.position import Position
 from tests.broker import PASSWORD, Broker
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess

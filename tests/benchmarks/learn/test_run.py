@@ -153,12 +153,12 @@ def test_a_batch_across_a_boundary_ends_the_earlier_segment() -> None:
     components: Any = SimpleNamespace(adaptation=adaptation, learner=None)
     matrix: list[int] = []
     recorder: Any = SimpleNamespace(
-        suite=suite, matrix=matrix, record=lambda _: None, evaluate=lambda *_: matrix.append(adaptation.records)
+        suite=suite, matrix=matrix, record=lambda _: None, evaluate=lambda *_: matrix.append(adaptation.state.records)
     )
     observer = SegmentObserver(recorder, components)
     ignored: Any = None
     for records in (3, 5, 12):
-        adaptation.records = records
+        adaptation.state.records = records
         observer.on_step(ignored, ignored, ignored)
     assert matrix == [5, 12]
 

@@ -11,7 +11,7 @@ from connectors.dead_letters import record_of
 from connectors.kafka.admin import Topic
 from connectors.kafka.clients import to_kafka
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
 
 
 def settings(**overrides: object) -> KafkaSettings:

@@ -16,7 +16,8 @@ from connectors.kafka.clients import new_admin, new_consumer, new_producer
 from connectors.kafka.source import KafkaSource, PartitionMonitor
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.record import Record
 from tests.connectors.kafka.doubles import SteppingClock, settings
 
 

@@ -10,7 +10,8 @@ from connectors.kafka.clients import wait_until_reachable
 from connectors.kafka.dead_letters import KafkaDeadLetters, _dead_letter
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 from tests.connectors.kafka.doubles import FakeCluster, SteppingClock, settings
 

@@ -7,7 +7,8 @@ from connectors.kafka.dead_letters import KafkaDeadLetters, read_topic
 from streamlearn.errors import DeadLetterError, Reason
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Record, RecordId, TopicPartition
+from streamlearn.stream.position import RecordId, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 from tests.broker import Broker
 

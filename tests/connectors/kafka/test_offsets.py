@@ -20,7 +20,8 @@ from connectors.kafka.offsets import (
 from connectors.kafka.source import KafkaSource
 from streamlearn.errors import DeadLetterError, OffsetGapError, Reason, SourceError
 from streamlearn.events import Event
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 from tests.connectors.kafka.doubles import FakeConsumer, SteppingClock, settings
 

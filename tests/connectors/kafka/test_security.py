@@ -16,7 +16,8 @@ from connectors.rows import FeedRecord, Place
 from streamlearn.errors import CredentialsError, DeadLetterError, Reason, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Position, Record, TopicPartition
+from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 from tests.broker import USER, Broker, needed_kafka, running
 from tests.connectors.kafka.secured import Authority, SecuredBroker

@@ -15,7 +15,8 @@ from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.record import Gap, Position, Record, TopicPartition
+from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.record import Record
 from tests.broker import PASSWORD, Broker
 from tests.memory import after
 

@@ -11,8 +11,7 @@ import pytest
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.jobs.queue import GenerateJob, Sampling, Ticket
-from streamlearn.regimes.requested import UnknownRegimeError
-from streamlearn.status import Phase, Route, Status
+from streamlearn.status import Phase, Route, Status, UnknownRegimeError
 from tests.serve.doubles import ADAPTATION, KNOWN, RUNNING, SETTINGS, TOKEN, UNKNOWN, Daemon, finish
 
 TEXT: dict[str, Any] = {"model": "streamlearn", "prompt": "hello", "max_tokens": 3}

@@ -8,18 +8,17 @@ import orjson
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 
 from streamlearn.daemon.build import Components
 from streamlearn.events import Event
 from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
-from streamlearn.regimes import regime_probe
+from streamlearn.regimes import regimes
+from streamlearn.regimes.regime import ShiftReport
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
 from streamlearn.regimes.route import RoutedInput
 from streamlearn.regimes.start import HeadStart, measure_head_start
-from streamlearn.regimes.statistics import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector
@@ -27,18 +26,18 @@ from streamlearn.shift.features import input_of
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream
+from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, mixed, run, stream
 from tests.variants import variants
 
 
 def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings]) -> None:
     """Three tasks and the return of the first: three new regimes, one recognised, each from its first record on."""
     _, components = run(make(stream("animals", "sums", "cities", "animals")))
-    entries = list(components.adaptation.reports)
+    entries = list(components.adaptation.state.reports)
     assert [(e.shift.regime, e.shift.known) for e in entries] == [(1, False), (2, False), (3, False), (1, True)]
     assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
     assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
-    assert components.adaptation.current == 0
+    assert components.adaptation.state.current == 0
 
 
 def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
@@ -47,7 +46,7 @@ def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Setti
     ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
     assert (trained + held_out, dead) == (2 * PER_TASK, 0)
     assert held_out == 2 * (PER_TASK // 20)
-    assert [len(components.adaptation.holdouts.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
+    assert [len(components.adaptation.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
 
 
 def test_each_regime_trains_an_adapter_of_its_own(make: Callable[..., Settings]) -> None:
@@ -55,7 +54,7 @@ def test_each_regime_trains_an_adapter_of_its_own(make: Callable[..., Settings])
     _, components = run(make(stream("animals", "sums")))
     assert {bank.adapter for bank in components.learner.banks} == {"regime0", "regime1"}
     assert all(bank.B.any() for bank in components.learner.banks)
-    first, second = components.adaptation.reports
+    first, second = components.adaptation.state.reports
     assert first.started_from is None
     assert second.started_from in (None, 1)
 
@@ -88,9 +87,9 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
         return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
     monkeypatch.setattr(Learner, "add_regime", opened_with)
-    monkeypatch.setattr(regime_probe, "measure_head_start", measured)
+    monkeypatch.setattr(regimes, "measure_head_start", measured)
     _, components = run(make(stream("animals", "sums", "cities")))
-    assert [report.started_from for report in components.adaptation.reports] == [None, 1, 2]
+    assert [report.started_from for report in components.adaptation.state.reports] == [None, 1, 2]
     assert [all(each.values()) for each in starts] == [True, True]
     assert all(starts)
 
@@ -114,12 +113,12 @@ def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Sett
     settings = make(mixed(160), adapter={"preset": preset, "num_heads": 1}, **shape)
     _, components = run(settings)
     adaptation = components.adaptation
-    first, split = adaptation.reports
+    first, split = adaptation.state.reports
     assert (split.shift.parent, split.shift.previous, split.shift.known) == (1, 1, False)
     assert split.started_from == (1 if preset == "streamlearn" else None)
     assert (first.probe_tokens, split.probe_tokens) == (0, 0)
-    assert (adaptation.current, adaptation.undivided) == (0, [])
-    lengths = [{len(each) for each in adaptation.holdouts.examples(slot)} for slot in (0, 1)]
+    assert (adaptation.state.current, adaptation.state.undivided) == (0, [])
+    lengths = [{len(each) for each in adaptation.examples(slot)} for slot in (0, 1)]
     assert all(lengths)
     assert not lengths[0] & lengths[1]
 
@@ -140,7 +139,7 @@ class Asking(Silent):
         for number in adaptation.numbers.values():
             [found] = adaptation.route(self._inputs, number)
             assert found.route.regime == number
-        self.routed += [(adaptation.is_settled, each) for each in adaptation.route(self._inputs)]
+        self.routed += [(adaptation.can_drop, each) for each in adaptation.route(self._inputs)]
 
 
 def test_requests_are_answered_while_a_regime_is_entered(make: Callable[..., Settings]) -> None:
@@ -173,7 +172,7 @@ def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
 
         monkeypatch.setattr(evaluation, "packed_loss", poisoned)
         daemon_of(components).run()
-        assert components.adaptation.records == 60
+        assert components.adaptation.state.records == 60
         assert components.store.names()[-1] == components.store.infos()[-1].name
         assert components.store.infos()[-1].position.offsets != components.store.infos()[0].position.offsets
     assert Event.DEGRADATION_STARTED not in [event["event"] for event in logs]
@@ -183,7 +182,7 @@ def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
 def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
     """`shift.enabled: false` declares the first regime and no other."""
     _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
-    assert [e.shift.regime for e in components.adaptation.reports] == [1]
+    assert [e.shift.regime for e in components.adaptation.state.reports] == [1]
 
 
 def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Settings]) -> None:
@@ -252,55 +251,6 @@ def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -
         assert (after.probe_seconds, after.holdout_seconds) == (0.0, 0.0)
 
 
-def test_the_load_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
-    """Tokens that each expert was trained on are part of a snapshot."""
-    settings = make(stream("animals"), adapter={"preset": "mh-moe"})
-    _, components = run(settings)
-    with opened(settings) as again:
-        load, before = again.adaptation.statistics.load, components.adaptation.statistics.load
-        assert load
-        assert differences(dict(load), dict(before)) == []
-
-
-@pytest.mark.parametrize("preset", variants(["mh-moe", "lora"], short=["mh-moe"]))
-def test_load_adds_up_to_every_token_trained(make: Callable[..., Settings], preset: str) -> None:
-    """With top-1, each head of each bank routes every token of a step to one expert; without a router none is counted.
-
-    Neither probes nor hold-out scorings count, nor batches of which every record was kept out.
-    """
-    shape = {"adapter": {"preset": preset, "num_heads": 4 if preset == "mh-moe" else 1}}
-    _, components = run(
-        make(stream("animals", "sums"), stream={"batch_records": 1}, holdout={"every_records": 5}, **shape)
-    )
-    assert components.learner.updates < components.learner.number
-    load = components.adaptation.statistics.load
-    assert set(load) == ({bank.name for bank in components.learner.banks} if preset == "mh-moe" else set())
-    for load_HK in load.values():
-        assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
-
-
-def test_a_refused_update_is_no_load(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens routed in a step without an update were not trained on."""
-    lines = stream("animals", per_task=12)
-    shape = {"adapter": {"preset": "mh-moe"}, "holdout": {"every_records": 0}, "learner": {"max_bad_batches": 2}}
-    with opened(make(lines, **shape)) as components:
-        really, refused = components.learner._clip, []
-
-        def clip() -> Tensor:
-            norm = really()
-            if components.learner.number == 2:
-                refused.append(norm)
-                return torch.full_like(norm, torch.nan)
-            return norm
-
-        monkeypatch.setattr(components.learner, "_clip", clip)
-        daemon_of(components).run()
-        assert refused
-        assert components.adaptation.statistics.load
-        for load_HK in components.adaptation.statistics.load.values():
-            assert load_HK.sum(1).tolist() == [components.state.tokens] * 4
-
-
 def test_changed_answers_are_a_shift_of_their_own_kind(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,7 +315,7 @@ def test_a_regime_that_returns_is_scored_before_it_is_trained_on(make: Callable[
     with capture_logs() as events:
         _, components = run(settings)
     (ended,) = (event for event in events if event["event"] == Event.HOLDOUT_SCORED and event["at_end"])
-    left, returned = [report.step for report in components.adaptation.reports][1:]
+    left, returned = [report.step for report in components.adaptation.state.reports][1:]
     assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
     assert left < ended["step"] == returned
     regime = components.adaptation.status().regimes[0]
@@ -392,12 +342,12 @@ def test_a_shift_of_the_answers_waits_for_a_shift_of_the_inputs(make: Callable[.
                 return [suspicion(slot, regime, ordinal)]
             return []
 
-        adaptation.answer_shifts.detector.update = rise  # type: ignore[method-assign]
+        adaptation.answers.update = rise  # type: ignore[method-assign]
         daemon_of(components).run()
-        answers = [entry.shift for entry in adaptation.reports if entry.shift.kind == "answers"]
+        answers = [entry.shift for entry in adaptation.state.reports if entry.shift.kind == "answers"]
         if explained:
             assert answers == []
         else:
             assert [shift.regime for shift in answers] == [1]
             assert answers[0].declared_at >= PER_TASK - 4 + CONFIRM_RECORDS
-        assert adaptation.answer_shifts.suspected == []
+        assert adaptation.state.suspected == []

@@ -10,11 +10,13 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from streamlearn import codec
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
+from streamlearn.regimes.holdout import ScoreHistory
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
@@ -37,19 +39,19 @@ MIXED = [*stream("animals", "sums"), *in_turns("animals", "sums")]
 
 
 def freeze(number: int) -> Act:
-    return lambda daemon: daemon.operated_regimes.freeze(number)
+    return lambda daemon: daemon.adaptation.freeze(number)
 
 
 def unfreeze(number: int) -> Act:
-    return lambda daemon: daemon.operated_regimes.unfreeze(number)
+    return lambda daemon: daemon.adaptation.unfreeze(number)
 
 
 def drop(number: int) -> Act:
-    return lambda daemon: daemon.operated_regimes.drop(number)
+    return lambda daemon: daemon.adaptation.drop(number)
 
 
 def rename(number: int, name: str) -> Act:
-    return lambda daemon: daemon.operated_regimes.rename(number, name)
+    return lambda daemon: daemon.adaptation.rename(number, name)
 
 
 def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Callable[..., Settings]) -> None:
@@ -57,7 +59,7 @@ def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Cal
     before: dict[str, Any] = {}
 
     def freeze_first(daemon: Daemon) -> None:
-        daemon.operated_regimes.freeze(1)
+        daemon.adaptation.freeze(1)
         learner = daemon.learner
         before.update({f"regime0: {name}": weight.clone() for name, weight in learner.weights("regime0").items()})
         before.update({name: moment.clone() for name, moment in learner.moments("regime0").items()})
@@ -111,7 +113,7 @@ def test_an_unfrozen_regime_learns_again(make: Callable[..., Settings]) -> None:
 
     def unfreeze_first(daemon: Daemon) -> None:
         before.update({name: moment.clone() for name, moment in daemon.learner.moments("regime0").items()})
-        daemon.operated_regimes.unfreeze(1)
+        daemon.adaptation.unfreeze(1)
 
     state, components = operate(make(MIXED), {at: freeze(1), at + 10: unfreeze_first})
     assert differences(before, {name: state[name] for name in before}) == list(before)
@@ -124,9 +126,9 @@ def test_a_regime_without_an_adapter_of_its_own_cannot_be_frozen(make: Callable[
     settings = make(stream("animals"), adapter={"preset": preset, "num_heads": 1})
     _, components = run(settings)
     with pytest.raises(RegimeError, match=f"regime 1 must have an adapter of its own .* found preset {preset}"):
-        daemon_of(components).operated_regimes.freeze(1)
-    daemon_of(components).operated_regimes.rename(1, "animals")
-    daemon_of(components).operated_regimes.drop(1)
+        components.adaptation.freeze(1)
+    components.adaptation.rename(1, "animals")
+    components.adaptation.drop(1)
     assert components.adaptation.status().regimes == ()
 
 
@@ -139,11 +141,11 @@ def test_an_unknown_number_is_refused_with_the_known_ones(make: Callable[..., Se
             with pytest.raises(RegimeError, match="which are none yet, found 7"):
                 act(daemon)
         daemon.run()
-        before = components.adaptation.to_json()
+        before = regimes_of(components)
         for act in acts:
             with pytest.raises(RegimeError, match="a remembered regime, which are 1, 2, found 7"):
                 act(daemon)
-        assert components.adaptation.to_json() == before
+        assert regimes_of(components) == before
 
 
 def test_a_dropped_regime_that_returns_is_a_new_one(make: Callable[..., Settings]) -> None:
@@ -152,18 +154,18 @@ def test_a_dropped_regime_that_returns_is_a_new_one(make: Callable[..., Settings
     checked: list[Any] = []
 
     def drop_first(daemon: Daemon) -> None:
-        daemon.operated_regimes.rename(1, "animals")
-        daemon.operated_regimes.drop(1)
+        daemon.adaptation.rename(1, "animals")
+        daemon.adaptation.drop(1)
         assert_consistent(daemon)
         assert daemon.adaptation.numbers == {1: 2}
-        checked.append(daemon.adaptation.current)
+        checked.append(daemon.adaptation.state.current)
 
     with capture_logs() as logs:
         _, components = operate(make(lines), {STEPS + 12: drop_first})
     assert checked == [1]
     adaptation = components.adaptation
     assert adaptation.numbers == {0: 3, 1: 2}
-    assert [report.shift.known for report in adaptation.reports] == [False, False, False]
+    assert [report.shift.known for report in adaptation.state.reports] == [False, False, False]
     regimes = {regime.number: regime for regime in adaptation.status().regimes}
     assert (regimes[3].visits, regimes[3].name, regimes[3].slot) == (1, "", 0)
     assert PER_TASK - 5 < regimes[3].records <= PER_TASK
@@ -180,7 +182,7 @@ def test_after_the_regime_of_the_segment_is_dropped_the_next_record_begins_one(
     lines = stream("animals", "sums")
     acts = {10: drop(1), STEPS + 14: drop(3)}
     _, components = operate(make(lines, **shape), acts, check=assert_consistent)
-    shifts = [report.shift for report in components.adaptation.reports]
+    shifts = [report.shift for report in components.adaptation.state.reports]
     assert [(shift.regime, shift.previous, shift.known) for shift in shifts] == [
         (1, None, False),
         (2, 1, False),
@@ -202,7 +204,7 @@ def test_a_drop_deletes_the_adapter_in_memory_and_at_rest_and_in_the_next_snapsh
         daemon.run()
         resting = settings.state / "offloaded" / "regime0.safetensors"
         assert resting.exists()
-        daemon.operated_regimes.drop(1)
+        daemon.adaptation.drop(1)
         assert not resting.exists()
         info = daemon.save()
         folder = components.store.load(info.name).path
@@ -222,9 +224,9 @@ def test_a_decision_is_in_the_snapshot_that_is_written_after_it(make: Callable[.
         for act in (rename(1, "animals"), freeze(1), drop(2), rename(1, "wood")):
             act(daemon)
             assert daemon.save().step == components.learner.number
-        decided = components.adaptation.to_json()
+        decided = regimes_of(components)
     with opened(settings) as components:
-        assert components.adaptation.to_json() == decided
+        assert regimes_of(components) == decided
         assert components.adaptation.numbers == {0: 1}
         (regime,) = components.adaptation.status().regimes
         assert (regime.name, regime.frozen) == ("wood", True)
@@ -236,12 +238,12 @@ def test_a_regime_that_others_started_from_can_be_dropped(make: Callable[..., Se
     with opened(settings) as components:
         daemon = daemon_of(components)
         daemon.run()
-        started_from = [report.started_from for report in components.adaptation.reports]
+        started_from = [report.started_from for report in components.adaptation.state.reports]
         assert 1 in started_from
-        daemon.operated_regimes.drop(1)
+        daemon.adaptation.drop(1)
         daemon.save()
     with opened(settings) as components:
-        assert [report.started_from for report in components.adaptation.reports] == started_from
+        assert [report.started_from for report in components.adaptation.state.reports] == started_from
         assert_consistent(daemon_of(components))
 
 
@@ -250,7 +252,7 @@ def test_of_a_regime_that_was_split_either_part_can_be_dropped(make: Callable[..
     """Also before their hold-out records are divided, if it is known by then that they are two."""
     shape = {"holdout": {"every_records": 4}, "stream": {"max_tokens": 256, "batch_tokens": 512}}
     _, components = operate(make(mixed(160), **shape), {1: lambda _: None, 20: drop(number)}, check=assert_consistent)
-    assert components.adaptation.undivided == []
+    assert components.adaptation.state.undivided == []
     assert components.state.records == 160
 
 
@@ -264,11 +266,11 @@ def test_a_regime_that_is_split_off_a_frozen_one_is_frozen_with_a_copy_of_its_ad
     def unfreeze_first(daemon: Daemon) -> None:
         assert [regime.frozen for regime in daemon.adaptation.status().regimes] == [True, True, False]
         assert differences(renamed(daemon.learner.weights("regime0")), renamed(daemon.learner.weights("regime1"))) == []
-        daemon.operated_regimes.unfreeze(1)
+        daemon.adaptation.unfreeze(1)
 
     acts = {1: freeze(1), 25: unfreeze_first}
     whole, components = operate(make(lines, "whole", **shape), {**acts})
-    split, last = list(components.adaptation.reports)[1:]
+    split, last = list(components.adaptation.state.reports)[1:]
     assert (split.shift.parent, last.shift.parent) == (1, None)
     assert [regime.frozen for regime in components.adaptation.status().regimes] == [False, True, False]
     state, again = die_and_go_on(make(lines, "killed", **shape), {**acts}, [1, last.step + 1, last.step + 3])
@@ -286,13 +288,13 @@ def test_a_drop_waits_until_the_stream_has_entered_a_regime(make: Callable[..., 
     refused: list[int] = []
 
     def drop_at_once(daemon: Daemon) -> None:
-        if not refused and daemon.adaptation.current == 1:
-            before = daemon.adaptation.to_json()
+        if not refused and daemon.adaptation.state.current == 1:
+            before = regimes_of(daemon.components)
             with pytest.raises(RegimeBusyError, match=r"shift.lookahead_records \(16\) records or stream.linger_s"):
-                daemon.operated_regimes.drop(1)
-            assert daemon.adaptation.to_json() == before
+                daemon.adaptation.drop(1)
+            assert regimes_of(daemon.components) == before
             refused.append(daemon.learner.number)
-            daemon.operated_regimes.freeze(1)  # needs no waiting
+            daemon.adaptation.freeze(1)  # needs no waiting
 
     settings = make(stream("animals", "sums"), shift={"lookahead_records": 16})
     _, components = operate(settings, {STEPS + 12: drop(1)}, check=drop_at_once)
@@ -309,7 +311,7 @@ def test_a_frozen_regime_keeps_its_slot(make: Callable[..., Settings]) -> None:
     settings = make(lines, "free", shift={"max_regimes": 2})
     _, components = operate(settings, {STEPS + 12: rename(1, "animals")}, check=assert_consistent)
     assert components.adaptation.numbers == {0: 3, 1: 2}
-    assert components.adaptation.controls.names == {}
+    assert [regime.name for regime in components.adaptation.by_slot.values()] == ["", ""]
 
 
 def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..., Settings]) -> None:
@@ -317,11 +319,11 @@ def test_what_is_undecided_about_a_dropped_regime_is_forgotten(make: Callable[..
     _, components = run(make(stream("animals", "sums")))
     adaptation = components.adaptation
     shift = Shift("answers", 1, 1, 0, True, 1, 80, 80, 1.0, 0.0)
-    adaptation.answer_shifts.suspected = [shift, replace(shift, regime=2, slot=1)]
-    adaptation.undivided = [replace(shift, regime=2, slot=1, parent=1), replace(shift, slot=0, parent=9)]
-    daemon_of(components).operated_regimes.drop(1)
-    assert [each.regime for each in adaptation.answer_shifts.suspected] == [2]
-    assert adaptation.undivided == []
+    adaptation.state.suspected = [shift, replace(shift, regime=2, slot=1)]
+    adaptation.state.undivided = [replace(shift, regime=2, slot=1, parent=1), replace(shift, slot=0, parent=9)]
+    components.adaptation.drop(1)
+    assert [each.regime for each in adaptation.state.suspected] == [2]
+    assert adaptation.state.undivided == []
 
 
 @pytest.mark.parametrize("shape", variants(SHAPES, short=["adapter of its own", "one adapter"]))
@@ -347,11 +349,17 @@ def die_and_go_on(settings: Settings, acts: dict[int, Act], deaths: list[int]) -
             continue
 
 
-def regimes_of(components: Components) -> dict[str, Any]:
-    """What the manifest has about regimes, without what depends on time: durations, scores of hold-out records."""
-    values = components.adaptation.to_json()
-    timed = {"probe_seconds": 0.0}
-    return {**values, "forgetting": None, "entries": [{**entry, **timed} for entry in values["entries"]]}
+def regimes_of(components: Components) -> tuple[Any, Any]:
+    """What a snapshot has about regimes, without what depends on time: durations, scores of hold-out records."""
+    state = components.adaptation.save()
+    arrays, json = codec.dump(
+        replace(
+            state,
+            regimes={slot: replace(regime, scores=ScoreHistory()) for slot, regime in state.regimes.items()},
+            reports=[replace(report, probe_seconds=0.0) for report in state.reports],
+        )
+    )
+    return {name: array.tolist() for name, array in arrays.items()}, json
 
 
 @pytest.mark.parametrize("seed", variants(range(3), short=["0"]))
@@ -380,8 +388,8 @@ def random_act(seed: int, at: int) -> Act:
         number = rng.choice(sorted(adaptation.numbers.values()))
         kind = rng.choice(["freeze", "unfreeze", "rename", "drop", "drop"])
         if kind == "rename":
-            daemon.operated_regimes.rename(number, f"name {at}")
+            daemon.adaptation.rename(number, f"name {at}")
         else:
-            getattr(daemon.operated_regimes, kind)(number)
+            getattr(daemon.adaptation, kind)(number)
 
     return act

@@ -15,8 +15,7 @@ from tests.publish.stub_replica import StubReplica, replicas
 
 HANGING = """
 import threading
-from streamlearn.publish.replica import Replica
-from streamlearn.publish.replica_set import ReplicaSet
+from streamlearn.publish.replicas import Replica, ReplicaSet
 
 asked = threading.Event()
 
