@@ -24,7 +24,6 @@ class Record:
 
     @property
     def id(self) -> RecordId:
-        """The record's identity."""
         return RecordId(self.origin, self.offset)
 
 
@@ -97,7 +96,6 @@ class RecordImage:
 
     @property
     def inputs(self) -> ImageInputs:
-        """The model's inputs, computed again after `drop_inputs`."""
         if self._inputs is None:
             self._inputs = self._compute()
         return self._inputs
@@ -193,5 +191,4 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all examples."""
         return sum(len(example.input_ids) for example in self.examples)

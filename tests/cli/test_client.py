@@ -11,7 +11,6 @@ import pytest
 from streamlearn.cli import status
 from streamlearn.cli.client import request
 from streamlearn.cli.controls import request_control
-from streamlearn.cli.offline import evaluate_daemon
 from streamlearn.controls import Control
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.http.guards import obtain_token
@@ -76,10 +75,8 @@ def test_no_proxy_is_used(
     "answer",
     [
         b"",
-        b"no HTTP\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n{",
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{",
     ],
 )
 def test_a_daemon_that_ends_while_it_answers_is_away(tmp_path: Path, answering: Answering, answer: bytes) -> None:
@@ -112,14 +109,6 @@ def test_what_is_no_daemon_of_this_release_is_named(
         status.tables(status.fetch(answered))
     with pytest.raises(UsageError, match="answers, but not as this release's daemon does"):
         status.regimes_table(status.fetch(answered, "regimes")["regimes"])
-
-
-@pytest.mark.parametrize("answer", [b"<html>", b"{}"])
-def test_eval_names_what_is_no_daemon_of_this_release(tmp_path: Path, answering: Answering, answer: bytes) -> None:
-    """With the address."""
-    answered = settings(tmp_path, answering(whole(answer)))
-    with pytest.raises(UsageError, match=r"^http://127\.0\.0\.1:\d+/v1/eval answers, but not as .*\(EvalResult"):
-        evaluate_daemon(answered, [{"text": "a"}], generate=False, max_new_tokens=1)
 
 
 def test_a_control_names_a_daemon_of_another_release(tmp_path: Path, answering: Answering) -> None:
