@@ -51,7 +51,7 @@ class AdapterSettings(Section):
     top_k: PositiveInt | None = None
     """Experts selected per head and token."""
     router_gradient: Literal["straight_through", "native", "selected", "none"] | None = None
-    """How the router gets a gradient from the task loss; none leaves it as initialised."""
+    """How the router gets a gradient from the task loss; none leaves it as initialized."""
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter, for example gate_proj, up_proj, down_proj."""
     vision_modules: tuple[str, ...] | None = None
@@ -97,7 +97,7 @@ class LearnerSettings(Section):
     """Values of the record field sample_type: the first half of a head's experts is for the first, the other half for
     the second (LoRAMoE)."""
     ffn_steps: PositiveInt = 50
-    """Steps of MoT's stage I, which trains only the MLP experts, with normalised gradients."""
+    """Steps of MoT's stage I, which trains only the MLP experts, with normalized gradients."""
     attention_steps: PositiveInt = 50
     """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
     end."""

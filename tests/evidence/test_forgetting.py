@@ -1,8 +1,8 @@
 """Forgetting of the daemon on eight SuperNI tasks, read from Kafka and evaluated over HTTP after each segment.
 
 `make evidence` runs this test, which takes about half an hour on two cores and writes
-docs/evidence/measurements/forgetting_*.json; the default suite skips it. The comparison is the same daemon with one adapter for all regimes: it still detects the shifts
-but does not act on them.
+docs/evidence/measurements/forgetting_*.json; the default suite skips it. The comparison is the same daemon with one
+adapter for all regimes: it still detects the shifts but does not act on them.
 """
 
 import os
