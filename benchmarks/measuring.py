@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import configure_logging
-from streamlearn.settings.packaged import packaged_folder
+from streamlearn.settings.file import packaged_folder
 
 SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 SHARED = Path("../shared/data")
