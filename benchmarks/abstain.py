@@ -16,7 +16,7 @@ that differ in one word of the definition, and by bare inputs some cannot be tol
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 from scipy.stats import rankdata
 
 from benchmarks.data import Row, read_texts, to_chat, to_record
-from benchmarks.measuring import OTHERS, SHARED, command, parser, show
+from benchmarks.measuring import OTHERS, SHARED, command, grid, parser, show
 from benchmarks.streams import PROMPTS, Prompt, Task, read_folder, run_monitor, text_decoder, to_task
 from streamlearn.errors import UsageError
 from streamlearn.settings import ServeSettings, ShiftSettings
@@ -163,14 +162,6 @@ def read_tasks(data: Path, others: Path, backbone: Path | None, limit: int) -> t
     return tasks, list(range(len(own)))
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    shown = Table("prompt", "tasks", *COLUMNS, box=None, pad_edge=False)
-    for prompt in PROMPTS:
-        for number, values in result[prompt].items():
-            shown.add_row(prompt, number, *(f"{values[name]:g}" for name in COLUMNS))
-    return shown
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
@@ -179,7 +170,8 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="use few, short streams, as a smoke test")
     given = options.parse_args()
     result = measure(given.data, given.others, given.backbone, quick=given.quick)
-    show(result, table(result), as_json=given.json)
+    rows = {f"{prompt} {name}": values for prompt in PROMPTS for name, values in result[prompt].items()}
+    show(result, grid(rows, COLUMNS, "prompt and tasks"), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.daemon import QuietObserver, run_daemon
 from benchmarks.data import read_task, to_lines
 from benchmarks.learn.methods import read_arm, read_profile
-from benchmarks.measuring import SHARED, command, parser, show
+from benchmarks.measuring import SHARED, command, grid, parser, show
 from benchmarks.streams import ratio
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
@@ -137,17 +137,7 @@ def _mean_over_seeds(recorders: Sequence[Recorder]) -> list[float]:
 
 
 def table(result: dict[str, dict[str, Any]]) -> Table:
-    names = tuple(next(iter(result.values()), {}))
-    shown = Table("answers exchanged", *(name.replace("_", " ") for name in names), box=None, pad_edge=False)
-    for task, row in result.items():
-        shown.add_row(task, *(_cell(row[name]) for name in names))
-    return shown
-
-
-def _cell(value: float | list[float | None] | None) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))
-    return "-" if value is None else f"{value:.2f}".removesuffix(".00")
+    return grid(result, tuple(next(iter(result.values()), {})), "answers exchanged")
 
 
 def main() -> None:

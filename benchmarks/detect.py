@@ -33,7 +33,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks import concept, false_alarms
-from benchmarks.measuring import SHARED, command, parser, show
+from benchmarks.measuring import SHARED, command, grid, parser, show
 from benchmarks.streams import (
     MIN_TASKS,
     PROMPTS,
@@ -247,13 +247,8 @@ def match(stream: Stream, shifts: Sequence[Shift]) -> dict[Boundary, Shift]:
 
 def table(result: dict[str, Any]) -> Table:
     """Build the table: headline metrics of every detector, then the default detector's on each kind of stream."""
-    shown = Table("", *HEADINGS.values(), box=None, pad_edge=False)
-    for detector in (name for name in result if name not in ("setting", "answers", "others")):
-        shown.add_row(detector, *(_cell(result[detector].get(name)) for name in HEADINGS))
-    shown.add_row()
-    for kind, values in result["default"]["kinds"].items():
-        shown.add_row(kind, *(_cell(values.get(name)) for name in HEADINGS))
-    return shown
+    detectors = {name: row for name, row in result.items() if name not in ("setting", "answers", "others")}
+    return grid({**detectors, **result["default"]["kinds"]}, HEADINGS)
 
 
 def _without_window(n: int) -> list[WindowTest]:
@@ -296,10 +291,6 @@ def _main_slot(stream: Stream, slots: Sequence[int], boundary: Boundary) -> int 
     pairs = zip(slots[:before], stream.tasks[:before], strict=True)
     counts = Counter(slot for slot, task in pairs if task == boundary.task)
     return counts.most_common(1)[0][0] if counts else None
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
 
 
 def main() -> None:

@@ -22,10 +22,9 @@ from typing import Any, Literal
 
 import orjson
 import torch
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measuring import MeasurementError, command, parser, show
+from benchmarks.measuring import MeasurementError, command, grid, parser, show
 from benchmarks.speed_arms import sample_batches
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
@@ -193,14 +192,6 @@ def measure(*, processes: int, rounds: int, folder: Path | None) -> dict[str, An
         return result
 
 
-def table(result: dict[str, Any]) -> Table:
-    shown = Table("", f"{result['processes']} processes", box=None, pad_edge=False)
-    for name, value in result.items():
-        if name != "processes":
-            shown.add_row(name.replace("_", " "), f"{value:.3g}" if isinstance(value, float) else str(value))
-    return shown
-
-
 def main() -> None:
     if sys.argv[1:] and sys.argv[1].startswith("{"):
         take_part(**orjson.loads(sys.argv[1]))
@@ -211,7 +202,8 @@ def main() -> None:
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
     given = options.parse_args()
     result = measure(processes=given.processes, rounds=given.rounds, folder=given.backbone)
-    show(result, table(result), as_json=given.json)
+    rows = {name.replace("_", " "): {"value": value} for name, value in result.items()}
+    show(result, grid(rows, ["value"]), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from rich.table import Table
 
-from benchmarks.measuring import command, parser, show
+from benchmarks.measuring import command, grid, parser, show
 from tests.gateway.sample_publication import publish_sample, sample_records, served_models
 from tests.gateway.stub_upstream import free_port
 
@@ -157,16 +156,6 @@ def _named(values: Iterable[float]) -> dict[str, float]:
     return {f"p{percentile}_ms": round(float(value), 3) for percentile, value in zip(PERCENTILES, values, strict=True)}
 
 
-def table(result: dict[str, Any]) -> Table:
-    shown = Table(
-        "", *(f"p{percentile}" for percentile in PERCENTILES),
-        title=f"{result['requests_per_s']:g} requests a second, {result['requests']} each, milliseconds",
-    )  # fmt: skip
-    for name in ("direct", "gateway", "added"):
-        shown.add_row(name, *(f"{result[name][f'p{percentile}_ms']:.2f}" for percentile in PERCENTILES))
-    return shown
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--seconds", type=float, default=20.0, help="length of the measurement, each way")
@@ -179,7 +168,9 @@ def main() -> None:
         f"answers after {result['live_s']:.2f} s and is ready after {result['ready_s']:.2f} s, medians of {STARTS} "
         f"starts; torch {'is' if result['torch'] else 'is not'} loaded; {result['failed']} requests failed"
     )
-    show(result, table(result), line, as_json=given.json)
+    rows = {name: result[name] for name in ("direct", "gateway", "added")}
+    columns = [f"p{percentile}_ms" for percentile in PERCENTILES]
+    show(result, grid(rows, columns, f"{given.rate:g} requests/s"), line, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@ import argparse
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 from rich.console import Console, RenderableType
+from rich.table import Table
 
-from streamlearn.errors import StreamlearnError, UsageError
+from streamlearn.errors import StreamlearnError
 from streamlearn.events import configure_logging
 from streamlearn.settings.file import packaged_folder
 
@@ -21,7 +22,6 @@ OTHERS = SHARED / "pretrain/superni_other.jsonl.gz"
 """Texts of other tasks: {text, source}, JSON Lines, gzip."""
 ERROR_LINES = 20
 """Lines of a failed process's output that its error quotes: the end of its traceback."""
-PLOTS = (".png", ".pdf", ".svg")
 
 
 class MeasurementError(StreamlearnError):
@@ -45,6 +45,23 @@ def command(main: Callable[[], None]) -> None:
         sys.exit(error.exit_code)
 
 
+def grid(rows: Mapping[str, Mapping[str, Any]], columns: Iterable[str] | Mapping[str, str], first: str = "") -> Table:
+    """Return a table with a row for each entry of `rows`; `columns` are its keys, or its keys and their headings."""
+    headings = columns if isinstance(columns, Mapping) else {name: name.replace("_", " ") for name in columns}
+    table = Table(first, *headings.values(), box=None, pad_edge=False)
+    for name, row in rows.items():
+        table.add_row(name, *(_cell(row.get(key)) for key in headings))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return "-" if value is None else f"{value}"
+
+
 def show(result: Mapping[str, Any], *tables: RenderableType, as_json: bool, width: int | None = None) -> None:
     """Print a result as JSON, or as the given tables."""
     if as_json:
@@ -53,17 +70,6 @@ def show(result: Mapping[str, Any], *tables: RenderableType, as_json: bool, widt
     console = Console(width=width, highlight=False)
     for table in tables:
         console.print(table)
-
-
-def check_plot(path: Path) -> Path:
-    """Return the path of a plot.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    if path.suffix not in PLOTS or not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot: expected a file {', '.join(PLOTS)} in an existing folder, found {path}")
-    return path
 
 
 def in_own_process(module: str, options: Mapping[str, Any]) -> dict[str, Any]:

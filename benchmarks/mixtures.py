@@ -16,16 +16,15 @@ Slots are those that the learner gets: records that were released before a split
 that are split although no other task is in the stream.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from benchmarks.abstain import read_tasks
-from benchmarks.measuring import OTHERS, SHARED, command, parser, show
+from benchmarks.measuring import OTHERS, SHARED, command, grid, parser, show
 from benchmarks.streams import PROMPTS, Assigned, Prompt, Task, count, one_to_one, run_monitor
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.monitor import Monitor
@@ -136,14 +135,6 @@ def purity(tasks: Sequence[int], slots: Sequence[int]) -> float:
     return float(count(tasks, slots).max(axis=1).sum() / len(tasks))
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    shown = Table("prompt", "stream", *HEADINGS.values(), box=None, pad_edge=False)
-    for prompt in PROMPTS:
-        for kind, values in result[prompt].items():
-            shown.add_row(prompt, kind, *(f"{values[name]:.3g}" for name in HEADINGS))
-    return shown
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
@@ -156,7 +147,8 @@ def main() -> None:
         f"{prompt}: {len(single['split'])} of {single['tasks']} tasks are split in a stream of their own"
         for prompt, single in result["single"].items()
     ]
-    show(result, table(result), *lines, as_json=given.json)
+    rows = {f"{prompt} {kind}": values for prompt in PROMPTS for kind, values in result[prompt].items()}
+    show(result, grid(rows, HEADINGS), *lines, as_json=given.json)
 
 
 if __name__ == "__main__":

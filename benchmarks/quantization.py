@@ -1,6 +1,6 @@
 """What a quantized backbone costs in loss, and what it saves in memory.
 
-    python -m benchmarks.quantization --backbone FOLDER --json --plot docs/quantization.png > docs/quantization.json
+    python -m benchmarks.quantization --backbone FOLDER --json > docs/quantization.json
 
 Each run is its own process. It learns the same number of records of the bundled sample with the default preset and then
 scores other records, always the same. The seed draws the records, their order and the experts. The unquantized backbone
@@ -11,16 +11,14 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, get_args
 
 import orjson
 import torch
-from rich.table import Table
 
-from benchmarks.measuring import SAMPLE, check_plot, command, in_own_process, parser, peak_mib, show
+from benchmarks.measuring import SAMPLE, command, grid, in_own_process, parser, peak_mib, show
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
@@ -48,7 +46,6 @@ PRESET: PresetName = "streamlearn"
 LOSSES = ("prequential_loss", "scored_before", "scored_after")
 MEMORY = ("backbone_mib", "peak_mib", "step_s")
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
-COLORS = {"none": "#666666", "int8": "#0072B2", "nf4": "#D55E00"}  # Okabe and Ito
 
 
 def run(kind: Quantization, seed: int, records: int, backbone: str | None) -> dict[str, Any]:
@@ -150,45 +147,6 @@ def summary(kind: Quantization, runs: Sequence[Mapping[str, Any]]) -> dict[str, 
     return results
 
 
-def table(summaries: Mapping[str, Mapping[str, float]]) -> Table:
-    shown = Table("", *summaries, box=None, pad_edge=False)
-    for name in next(iter(summaries.values())):
-        shown.add_row(name, *(f"{means[name]:,.4g}" for means in summaries.values()))
-    return shown
-
-
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Plot loss curves, the loss afterwards, and memory."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - an extra
-
-    figure, (curves, after, memory) = plt.subplots(
-        1, 3, figsize=(13, 4), layout="constrained", gridspec_kw={"width_ratios": [3, 2, 2]}
-    )
-    for run in result["runs"]:
-        color, place = COLORS[run["kind"]], list(COLORS).index(run["kind"])
-        means = [total / number for number, total in enumerate(accumulate(run["losses"]), start=1)]
-        label = run["kind"] if run["seed"] == 0 else None
-        curves.plot(range(1, len(means) + 1), means, color=color, linewidth=1.2, alpha=0.8, label=label)
-        after.plot([place], [run["scored_after"]], "o", color=color)
-        after.plot([place], [run["scored_before"]], "o", color=color, fillstyle="none")
-    curves.set(title="Prequential loss, mean so far, one line a seed", xlabel="step", ylabel="nats per token")
-    curves.legend(frameon=False)
-    after.set(title="Loss of other records:\nempty before training, full after it")
-    summaries = [result["summary"][kind] for kind in COLORS]
-    for key, alpha in (("peak_mib", 0.35), ("backbone_mib", 1.0)):
-        bars = memory.bar(range(len(COLORS)), [row[key] for row in summaries], color=list(COLORS.values()), alpha=alpha)
-        memory.bar_label(bars, fmt="%.0f", padding=2)
-    memory.set(title="MiB: weights of the backbone,\nand the process at its peak")
-    for axis in (after, memory):
-        axis.set_xticks(range(len(COLORS)), list(COLORS))
-    for axis in (curves, after, memory):
-        axis.spines[["top", "right"]].set_visible(False)
-    setting = result["setting"]
-    figure.suptitle(f"{setting['backbone']}, {setting['records']} records, {setting['seeds']} seeds", fontsize=11)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def main() -> None:
     if sys.argv[1:] and sys.argv[1].startswith("{"):
         print(orjson.dumps(run(**orjson.loads(sys.argv[1]))).decode())
@@ -197,13 +155,11 @@ def main() -> None:
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
     options.add_argument("--records", type=int, default=200, help="records of the bundled sample that a run learns")
     options.add_argument("--seeds", type=int, default=2, help="runs with each way to store the backbone's weights")
-    options.add_argument("--plot", type=Path, help="also plot to this file")
     given = options.parse_args()
-    plot = check_plot(given.plot) if given.plot else None
     result = measure(given.backbone, given.records, given.seeds)
-    if plot is not None:
-        draw(result, plot)
-    show(result, table(result["summary"]), as_json=given.json)
+    summaries: Mapping[str, Mapping[str, float]] = result["summary"]
+    rows = {name: {kind: means[name] for kind, means in summaries.items()} for name in summaries["none"]}
+    show(result, grid(rows, KINDS), as_json=given.json)
 
 
 if __name__ == "__main__":

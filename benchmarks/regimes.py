@@ -1,30 +1,34 @@
-"""What many regimes cost: speed, memory and snapshots by their number.
+"""What many regimes cost, by their number, and how many returns of tasks are recognized.
 
-    python -m benchmarks.regimes --json --plot docs/regimes.png > docs/regimes.json
+    python -m benchmarks.regimes --json > docs/regimes.json
+    python -m benchmarks.regimes --returns 24 48 60 --json > docs/returns.json
 
 The daemon learns one task after another, drawn by seed from the file of other tasks, with their definitions. Then all
-tasks return once, in another order and with other records (`returns`). At each checkpoint, over `WINDOW` batches, each
-of one regime and without the probe of a new one, it measures
+tasks return once, in another order and with other records. At each checkpoint, over `WINDOW` batches, each of one
+regime and without the probe of a new one, it measures
 
 - the step's time, next to that of a learner with one regime on the same batch, taken in turns;
 - the time of everything else that the loop does with a record: reading, decoding, detection, journal;
 - the process's memory, and a snapshot like any other: the second one before it was written a batch earlier.
+
+With `--returns` only the monitor reads such streams, which assigns records to regimes by their inputs.
 """
 
+import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from benchmarks.daemon import without_http
-from benchmarks.data import to_lines
-from benchmarks.measuring import OTHERS, check_plot, command, parser, resident_mib, show
-from benchmarks.returns import TwoRounds, settings_of
+from benchmarks.data import read_texts, to_lines, to_record
+from benchmarks.measuring import OTHERS, command, grid, parser, resident_mib, show
+from benchmarks.streams import BATCH_RECORDS, text_decoder
 from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
@@ -32,9 +36,99 @@ from streamlearn.backbone.load import load, outline
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.daemon.model import adapter_of
+from streamlearn.errors import UsageError
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.settings import AdapterSettings, Settings
-from streamlearn.shift.monitor import AssignedBatch
+from streamlearn.settings import (
+    AdapterSettings,
+    BackboneSettings,
+    JsonlSettings,
+    Settings,
+    ShiftSettings,
+    SnapshotSettings,
+    SourceSettings,
+)
+from streamlearn.shift.monitor import AssignedBatch, Monitor
+from streamlearn.stream.record import Batch, Example
+
+COLUMNS = ("regimes", "recognized", "taken_for_known", "purity")
+
+
+@dataclass(frozen=True)
+class TwoRounds:
+    """The stream: segments of `records` records of one task; the second half are returns, in another order."""
+
+    segments: tuple[str, ...]
+    """The task of each."""
+    records: int
+    stream: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def draw(cls, others: Path, *, tasks: int, records: int, seed: int, bare: bool = False) -> "TwoRounds":
+        """Draw tasks, and records of each that differ between the rounds; `bare` leaves definitions out.
+
+        Raises:
+            UsageError: there is no such file, or too few of its tasks have twice as many records.
+        """
+        texts = {name: rows for name, rows in read_texts(others).items() if len(rows) >= 2 * records}
+        if len(texts) < tasks:
+            raise UsageError(
+                f"{others}: expected {tasks} tasks with {2 * records} records, found {len(texts)}; lower --tasks"
+            )
+        names = random.Random(seed).sample(sorted(texts), tasks)
+        rows = {name: random.Random(f"{name} {seed}").sample(texts[name], 2 * records) for name in names}
+        again = random.Random(f"again {seed}").sample(names, tasks)
+        drawn = [row for name in names for row in rows[name][:records]]
+        drawn += [row for name in again for row in rows[name][records:]]
+        return cls((*names, *again), records, tuple(to_record(row, bare=bare) for row in drawn))
+
+    def returns(self, regimes: Sequence[int]) -> dict[str, float]:
+        """Shares of returns that were recognized, of new tasks taken for known ones, and of records in their regime.
+
+        A task's regime is the one that most of its records belonged to in the first round. A return is recognized if
+        most of its records belong to that. A new task was taken for a known one if its regime is another task's.
+
+        Args:
+            regimes: Of each record of the stream.
+        """
+        by_segment = [Counter(regimes[i : i + self.records]) for i in range(0, len(regimes), self.records)]
+        majority: dict[str, int] = {}
+        recognized = taken = own = 0
+        for task, counts in zip(self.segments, by_segment, strict=True):
+            regime = counts.most_common(1)[0][0]
+            recognized += task in majority and majority[task] == regime
+            taken += task not in majority and regime in majority.values()
+            own += counts[majority.setdefault(task, regime)]
+        return {
+            "recognized": round(2 * recognized / len(self.segments), 4),
+            "taken_for_known": round(2 * taken / len(self.segments), 4),
+            "purity": round(own / len(regimes), 4),
+        }
+
+
+def measure_returns(drawn: TwoRounds) -> dict[str, Any]:
+    """Assign the records of both rounds by their inputs; JSON-ready."""
+    decoder, _ = text_decoder()
+    tasks = len(drawn.segments) // 2
+    monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), seed=0)
+    regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))
+    return {"records": drawn.records, "regimes": len(set(regimes)), **drawn.returns(regimes)}
+
+
+def _regimes(monitor: Monitor, examples: Sequence[Example]) -> Iterator[int]:
+    """The number of each record's regime when it is released for training."""
+    numbers: dict[int, int] = {}
+
+    def released(batches: Sequence[AssignedBatch]) -> Iterator[int]:
+        for batch in batches:
+            numbers.update({shift.slot: shift.regime for shift in batch.shifts})
+            yield from (numbers[slot] for slot in batch.slots)
+
+    for start in range(0, len(examples), BATCH_RECORDS):
+        monitor.update(Batch((), tuple(examples[start : start + BATCH_RECORDS])))
+        yield from released([*iter(monitor.take, None)])
+    monitor.flush()
+    yield from released([*iter(monitor.take, None)])
+
 
 CHECKPOINTS = (8, 32, 64, 128, 192, 256)
 """Numbers of regimes to measure at, besides that at the end."""
@@ -45,7 +139,6 @@ NEAR = 4 * WINDOW
 SNAPSHOTS = 3
 """Snapshots in a row at a checkpoint, after a batch each; the last one is measured."""
 HEADINGS = {
-    "regimes": "regimes",
     "in_memory": "loaded",
     "tokens_per_s": "tokens/s",
     "step_over_one_regime": "of one's",
@@ -55,7 +148,6 @@ HEADINGS = {
     "new_mib": "written",
     "snapshot_s": "s",
 }
-BLUE, ORANGE, GRAY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito
 
 
 @dataclass(frozen=True)
@@ -172,9 +264,21 @@ class MeasuredDaemon(Daemon):
         self._saves, self._window = 0, []
 
 
-def measure(others: Path, *, tasks: int, records: int, backbone: Path | None, seed: int) -> dict[str, Any]:
+def settings_of(folder: Path, backbone: Path | None, tasks: int, seed: int) -> Settings:
+    """Return the default configuration, with room for a regime per task, and for some that are split in error."""
+    return Settings(
+        state=folder / "state",
+        seed=seed,
+        source=SourceSettings(jsonl=JsonlSettings(path=folder / "stream.jsonl")),
+        backbone=BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone)),
+        shift=ShiftSettings(max_regimes=max(ShiftSettings().max_regimes, tasks + tasks // 4)),
+        snapshot=SnapshotSettings(every_records=1 << 30, every_s=1e9),  # at checkpoints only
+    )
+
+
+def measure(drawn: TwoRounds, backbone: Path | None, seed: int) -> dict[str, Any]:
     """Run the daemon over both rounds; JSON-ready."""
-    drawn = TwoRounds.draw(others, tasks=tasks, records=records, seed=seed)
+    tasks = len(drawn.segments) // 2
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(Path(folder), backbone, tasks, seed)
         (Path(folder) / "stream.jsonl").write_bytes(to_lines(drawn.stream))
@@ -188,7 +292,7 @@ def measure(others: Path, *, tasks: int, records: int, backbone: Path | None, se
         restarted.close()
     return {
         "tasks": tasks,
-        "records": records,
+        "records": drawn.records,
         "seed": seed,
         "max_in_memory": settings.adapter.max_in_memory,
         "adapter_parameters": activated_parameters(resolve(AdapterSettings()), outline(settings.backbone).linears),
@@ -199,42 +303,6 @@ def measure(others: Path, *, tasks: int, records: int, backbone: Path | None, se
     }
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """Build the table of checkpoints; sizes in MiB."""
-    shown = Table(*HEADINGS.values(), box=None, pad_edge=False)
-    for row in result["checkpoints"]:
-        shown.add_row(*(f"{row[name]:,.4g}" if row[name] < 1000 else f"{row[name]:,.0f}" for name in HEADINGS))
-    return shown
-
-
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Plot speed, memory and the size of a snapshot."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - an extra
-
-    rows = result["checkpoints"]
-    regimes = [row["regimes"] for row in rows]
-    figure, (speed, memory, disk) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for axis, key, color, label in (
-        (speed, "step_over_one_regime", BLUE, "training step"),
-        (memory, "memory_mib", BLUE, "process"),
-        (disk, "snapshot_mib", BLUE, "size of a snapshot"),
-        (disk, "new_mib", ORANGE, "written, the rest is linked"),
-    ):
-        axis.plot(regimes, [row[key] for row in rows], marker="o", markersize=4, color=color, label=label)
-    speed.axhspan(0.95, 1.05, color=GRAY, alpha=0.12, linewidth=0)
-    speed.set(title="Speed, relative to a learner with one regime", ylim=(0, 1.3))
-    memory.set(title="Resident memory, MiB")
-    memory.axvline(result["max_in_memory"], color=GRAY, linewidth=1, linestyle=":", label="adapters kept in memory")
-    disk.set(title="Snapshot, MiB")
-    for axis in (speed, memory, disk):
-        axis.set_xlabel("regimes")
-        axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
@@ -242,18 +310,24 @@ def main() -> None:
     options.add_argument("--records", type=int, default=30, help="records of a task, and again of its return")
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
     options.add_argument("--seed", type=int, default=0, help="draws tasks and records")
-    options.add_argument("--plot", type=Path, help="also plot to this file")
+    options.add_argument("--returns", type=int, nargs="+", help="assign records only; records of a task each time")
+    options.add_argument("--bare", action="store_true", help="with --returns: leave out the tasks' definitions")
     given = options.parse_args()
-    plot = check_plot(given.plot) if given.plot else None
-    result = measure(given.others, tasks=given.tasks, records=given.records, backbone=given.backbone, seed=given.seed)
-    if plot is not None:
-        draw(result, plot)
+    draw = partial(TwoRounds.draw, given.others, tasks=given.tasks, seed=given.seed)
+    if given.returns:
+        measured = [measure_returns(draw(records=records, bare=given.bare)) for records in given.returns]
+        prompts = "bare" if given.bare else "definitions"
+        result = {"tasks": given.tasks, "seed": given.seed, "prompts": prompts, "returns": measured}
+        show(result, grid({f"{row['records']}": row for row in measured}, COLUMNS, "records"), as_json=given.json)
+        return
+    result = measure(draw(records=given.records), given.backbone, given.seed)
     line = (
         f"returns recognized: {result['recognized']:.3f} of {result['tasks']} tasks; in their task's regime: "
         f"{result['purity']:.3f} of the records; restart with {result['regimes_at_the_end']} regimes: "
         f"{result['restart_s']:.1f} s"
     )
-    show(result, table(result), line, as_json=given.json)
+    rows = {f"{row['regimes']}": row for row in result["checkpoints"]}
+    show(result, grid(rows, HEADINGS, "regimes"), line, as_json=given.json)
 
 
 if __name__ == "__main__":

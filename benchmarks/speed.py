@@ -1,4 +1,4 @@
-"""Training speed in tokens per second: adapters, the daemon, and the image path.
+"""Training speed in tokens per second: adapters, and the daemon.
 
     python -m benchmarks.speed --json
 
@@ -10,26 +10,18 @@ All ratios compare steps that were taken in turns, so other load on the machine 
   the same records. The first to see the shapes of a batch pays more: memory is mapped and, in bfloat16, kernels are
   compiled for them (3 % in the median and 6 % in sum). So the daemon is first with every other batch, and the bare
   steps with those between; an earlier pass knows which batches come next.
-- images: training steps on the stream of `builtin:nano-vl` against the same steps on batches decoded beforehand. Each
-  record holds a question and one image: alternately a JPEG of 336 x 252 and a PNG of 64 x 64. Images are decoded in a
-  thread ahead of the learner if a core is free (a GPU, or fewer threads than cores), else between the learner's steps.
 """
 
-import base64
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import orjson
 import torch
-from PIL import Image
 from rich.table import Table
 
 from benchmarks.daemon import QuietObserver, without_http
@@ -49,13 +41,11 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import (
-    BackboneSettings,
     JsonlSettings,
     LogSettings,
     ProbeSettings,
     Settings,
     SourceSettings,
-    StreamSettings,
 )
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
@@ -71,8 +61,6 @@ RATIOS = (
     ("mh_moe", "frozen_floor"),
 )
 """Numerator and denominator of each ratio."""
-IMAGE_RECORDS = 160
-IMAGE_STREAM = StreamSettings(max_tokens=512, batch_tokens=1024, batch_records=8)
 
 
 def measure_all(rounds: int, folder: Path | None) -> dict[str, Any]:
@@ -87,7 +75,6 @@ def measure_all(rounds: int, folder: Path | None) -> dict[str, Any]:
         "ratios": {name: ratios(own) for name, own in arms.items()},
         "daemon_over_bare": round(median(one.over_bare for one in passes), 3),
         "daemon_passes": [round(one.over_bare, 3) for one in passes],
-        "images": measure_images(2 * rounds),
         "setting": {
             "rounds": rounds,
             "dtype": choose("auto", torch.device("cpu")).name,
@@ -125,7 +112,6 @@ def table(result: dict[str, Any], backbones: Sequence[str]) -> Table:
         medians = (result["ratios"][name].get(ratio) for name in backbones)
         shown.add_row(f"  {ratio}", *("-" if value is None else f"{value:.2f}" for value in medians))
     shown.add_row("  daemon_over_bare", f"{result['daemon_over_bare']:.3f}")
-    shown.add_row("  image_path_over_ready", f"{result['images']['image_path_over_ready']:.3f}")
     return shown
 
 
@@ -209,70 +195,6 @@ def _sample_settings(folder: Path) -> Settings:
         probe=ProbeSettings(similarity_tokens=512),  # as configs/quickstart.yaml, for the same sample
         log=LogSettings(level="error"),
     )
-
-
-def measure_images(rounds: int) -> dict[str, Any]:
-    """Return the median tokens per second both ways, measured in turns, and the median of the ratios."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "images.jsonl"
-        file.write_bytes(b"".join(map(_image_record, range(IMAGE_RECORDS))))
-        _image_speed(file, ready=True)  # warms up
-        pairs = [_image_pair(file, ready_first=number % 2 == 1) for number in range(rounds)]
-    return {
-        "image_path_tokens_per_s": round(median(path for path, _ in pairs)),
-        "ready_tokens_per_s": round(median(ready for _, ready in pairs)),
-        "image_path_over_ready": round(median(path / ready for path, ready in pairs), 3),
-        "image_pairs": [round(path / ready, 3) for path, ready in pairs],
-    }
-
-
-def _image_pair(file: Path, *, ready_first: bool) -> tuple[float, float]:
-    """The speeds on the stream and on decoded batches; the order alternates, since the second pass may be warmer."""
-    speed = {ready: _image_speed(file, ready=ready) for ready in (ready_first, not ready_first)}
-    return speed[False], speed[True]
-
-
-def _image_record(number: int) -> bytes:
-    side, kind = ((336, 252), "JPEG") if number % 2 else ((64, 64), "PNG")
-    coarse = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    out = BytesIO()
-    Image.fromarray(coarse).resize(side, Image.Resampling.BICUBIC).save(out, kind)
-    image = base64.b64encode(out.getvalue()).decode()
-    question = f"<image>\nQuestion: what is in picture {number}?\n\nOutput:"
-    record = {"prompt": question, "completion": " a dog", "image": image}
-    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _image_speed(file: Path, *, ready: bool) -> float:
-    """Tokens per second of one pass; with `ready`, batches are decoded before the clock starts."""
-    with tempfile.TemporaryDirectory() as folder:
-        components = Components(
-            Settings(
-                state=Path(folder),
-                source=SourceSettings(jsonl=JsonlSettings(path=file)),
-                stream=IMAGE_STREAM,
-                backbone=BackboneSettings(model="builtin:nano-vl"),
-                log=LogSettings(level="error"),
-            )
-        )
-        batches: Iterable[Batch] = stream_batches(components)
-        if ready:
-            batches = list(batches)
-        tokens, started = 0, time.perf_counter()
-        for batch in batches:
-            tokens += components.learner.step(batch.examples).tokens
-        seconds = time.perf_counter() - started
-        components.close()
-    return tokens / seconds
-
-
-def stream_batches(components: Components) -> Iterator[Batch]:
-    """Yield every batch of a stream that ends, without a daemon."""
-    intake = components.checkpoint.intake
-    while (batch := intake.next_batch(timeout_s=0.0)) is not None or not components.source.exhausted:
-        if batch is not None:
-            yield batch
-    yield from intake.flush()
 
 
 def main() -> None:

@@ -62,7 +62,6 @@ class DeadLetterBacklog:
         self.bytes += _size(dead_letter)
 
     def clear(self) -> None:
-        """Remove all of them, after they were written."""
         self._dead_letters.clear()
         self.bytes = 0
 

@@ -106,7 +106,6 @@ class LineReader:
         )
 
     def close(self) -> None:
-        """Close the file. Safe to call twice."""
         self._stream.close()
 
     def _next_line(self) -> bytes | None:
@@ -300,7 +299,6 @@ class JsonlSource:
         return not self._follow and self._next is None and self._failure is None
 
     def close(self) -> None:
-        """Close the file. Safe to call twice."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

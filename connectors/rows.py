@@ -121,7 +121,6 @@ class JsonlFile:
 
     @property
     def fraction(self) -> float:
-        """Share of the bytes that was read."""
         return self._reader.fraction
 
 
@@ -462,5 +461,4 @@ class Records:
 
     @property
     def fraction(self) -> float | None:
-        """Share of the file that was read, 0 to 1; None if its size is not known."""
         return self._file.fraction

@@ -10,9 +10,9 @@ import os
 import secrets
 import socket
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +28,6 @@ from streamlearn.stream.position import OffsetRange, Position, TopicPartition
 
 if TYPE_CHECKING:  # commands import this module for --help
     from streamlearn.snapshot.journal import Journal
-    from streamlearn.snapshot.manifest import Manifest
     from streamlearn.snapshot.parts import Snapshot
     from streamlearn.snapshot.store import SnapshotStore
     from streamlearn.stream.record import Batch
@@ -54,10 +53,14 @@ class Verb:
     title: str
     help: str
     """One or two sentences, for the command line and the OpenAPI document."""
+    done: str
+    """What holds afterwards, for people, with the names of arguments in braces."""
     body: dict[str, str] = field(default_factory=dict)
     """Fields of the request's body, by the name of the argument in the audit log."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Arguments that a request may leave out."""
+    change: "Callable[[ControlState, str], ControlState] | None" = None
+    """The new control state, given the old one and the snapshot; None for what changes more than that."""
 
     @property
     def route(self) -> str:
@@ -68,23 +71,83 @@ class Verb:
 VERBS = {
     verb.name: verb
     for verb in (
-        Verb("pause", Scope.RUN, "Pause", "Take no step and read no record until `resume`, also after a restart."),
-        Verb("resume", Scope.RUN, "Resume", "Resume a paused daemon."),
-        Verb("pin", Scope.SNAPSHOT, "Pin a snapshot", "Never prune a snapshot."),
-        Verb("unpin", Scope.SNAPSHOT, "Unpin a snapshot", "Let a snapshot be pruned again."),
+        Verb(
+            "pause",
+            Scope.RUN,
+            "Pause",
+            "Take no step and read no record until `resume`, also after a restart.",
+            "paused: no step is taken and no record is read until `streamlearn resume`",
+            change=lambda state, _: replace(state, paused=True),
+        ),
+        Verb(
+            "resume",
+            Scope.RUN,
+            "Resume",
+            "Resume a paused daemon.",
+            "resumed",
+            change=lambda state, _: replace(state, paused=False),
+        ),
+        Verb(
+            "pin",
+            Scope.SNAPSHOT,
+            "Pin a snapshot",
+            "Never prune a snapshot.",
+            "{snapshot} is pinned: it is never pruned",
+            change=lambda state, snapshot: replace(state, pins=state.pins | {snapshot}),
+        ),
+        Verb(
+            "unpin",
+            Scope.SNAPSHOT,
+            "Unpin a snapshot",
+            "Let a snapshot be pruned again.",
+            "{snapshot} is not pinned: it is pruned once snapshot.keep newer ones exist",
+            change=lambda state, snapshot: replace(state, pins=state.pins - {snapshot}),
+        ),
         Verb(
             "rollback",
             Scope.SNAPSHOT,
             "Roll back",
             "Continue from an earlier snapshot. Newer ones are moved aside; skipped records become dead letters.",
+            "rolled back to {snapshot}",
             {"skip_records": "skip_records"},
             {"skip_records": ()},
         ),
-        Verb("freeze", Scope.REGIME, "Freeze a regime", "Stop training on a regime's records. It still answers."),
-        Verb("unfreeze", Scope.REGIME, "Unfreeze a regime", "Train on a regime's records again."),
-        Verb("rename", Scope.REGIME, "Rename a regime", "Give a regime a name.", {"new_name": "name"}),
-        Verb("approve", Scope.REGIME, "Approve a regime", "Publish a regime although its answers changed."),
-        Verb("drop", Scope.REGIME, "Drop a regime", "Forget a regime and its adapter. Older snapshots keep it."),
+        Verb(
+            "freeze",
+            Scope.REGIME,
+            "Freeze a regime",
+            "Stop training on a regime's records. It still answers.",
+            "regime {number} is frozen",
+        ),
+        Verb(
+            "unfreeze",
+            Scope.REGIME,
+            "Unfreeze a regime",
+            "Train on a regime's records again.",
+            "regime {number} is trained on again",
+        ),
+        Verb(
+            "rename",
+            Scope.REGIME,
+            "Rename a regime",
+            "Give a regime a name.",
+            "regime {number} is named {new_name}",
+            {"new_name": "name"},
+        ),
+        Verb(
+            "approve",
+            Scope.REGIME,
+            "Approve a regime",
+            "Publish a regime although its answers changed.",
+            "regime {number} is published if it is no worse than the backbone",
+        ),
+        Verb(
+            "drop",
+            Scope.REGIME,
+            "Drop a regime",
+            "Forget a regime and its adapter. Older snapshots keep it.",
+            "regime {number} is forgotten",
+        ),
     )
 }
 
@@ -116,17 +179,14 @@ class Control:
 
     @property
     def scope(self) -> Scope:
-        """What it changes."""
         return VERBS[self.verb].scope
 
     @property
     def path(self) -> str:
-        """HTTP path."""
         return VERBS[self.verb].route.format(**{name: quote(str(value), "") for name, value in self.arguments.items()})
 
     @property
     def body(self) -> dict[str, Any]:
-        """JSON body of the HTTP request."""
         return {key: self.arguments[name] for name, key in VERBS[self.verb].body.items()}
 
 
@@ -161,9 +221,7 @@ class Requester:
         return cls(peer=peer or "unknown", token=token, agent=agent[:MAX_AGENT_CHARS])
 
     def to_json(self) -> dict[str, Any]:
-        """The known fields."""
-        fields = {"user": self.user, "peer": self.peer, "token": self.token, "agent": self.agent}
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 # The audit log, `audit.jsonl` in the state folder: who requested what, when, and the outcome.
@@ -398,11 +456,6 @@ def read(folder: Path) -> ControlState:
 # position is not enough.
 
 
-def read_ahead(manifest: "Manifest") -> Position:
-    """Per partition, the offset after the last record that had been examined."""
-    return manifest.read_ahead
-
-
 def advanced(before: Position, position: Position, waiting: "Iterable[Batch]") -> Position:
     """The furthest of two positions and of the batches that wait to be trained on."""
     reached = dict(before)
@@ -436,7 +489,6 @@ class StateControls:
 
     @property
     def state(self) -> ControlState:
-        """The durable state."""
         return self._file.state
 
     def apply(self, control: Control) -> bool:
@@ -446,20 +498,15 @@ class StateControls:
             UsageError: there is no such snapshot.
             SnapshotError: it cannot be made durable.
         """
-        old = self.state
-        match control.verb:
-            case "pause" | "resume":
-                new = replace(old, paused=control.verb == "pause")
-            case "pin":
-                self._require(control.arguments["snapshot"], self._store.names())
-                new = replace(old, pins=old.pins | {control.arguments["snapshot"]})
-            case "unpin":
-                self._require(control.arguments["snapshot"], [*self._store.names(), *old.pins])
-                new = replace(old, pins=old.pins - {control.arguments["snapshot"]})
-            case _:
-                raise UsageError(
-                    f"{control.verb} changes what a daemon has learned: start the daemon first; it may be paused"
-                )
+        old, change = self.state, VERBS[control.verb].change
+        if change is None:
+            raise UsageError(
+                f"{control.verb} changes what a daemon has learned: start the daemon first; it may be paused"
+            )
+        snapshot = control.arguments.get("snapshot", "")
+        if control.scope is Scope.SNAPSHOT:
+            self._require(snapshot, [*self._store.names(), *old.pins])
+        new = change(old, snapshot)
         self._file.write(new)
         return new != old
 
@@ -476,7 +523,7 @@ class StateControls:
             snapshot = self._store.load(name)
         except SnapshotDamagedError as error:
             raise UsageError(f"snapshot {name} must be intact, found: {error}; roll back to another one") from error
-        position, examined = snapshot.manifest.position, read_ahead(snapshot.manifest)
+        position, examined = snapshot.manifest.position, snapshot.manifest.read_ahead
         ranges = tuple(OffsetRange.parse(text, position.keys()) for text in skip_records)
         for skipped in ranges:
             _require_topic(skipped, position)
@@ -535,7 +582,7 @@ class StateControls:
 
     def _advice(self, skipped: OffsetRange, name: str) -> str:
         for info in reversed(self._store.infos()):
-            reached = read_ahead(self._store.manifest(info.name))
+            reached = self._store.manifest(info.name).read_ahead
             if int(info.name) < int(name) and reached.get(skipped.origin, 0) <= skipped.first:
                 return f"roll back to {info.name}"
         return "every earlier snapshot depends on it too, so these records can no longer be skipped exactly"

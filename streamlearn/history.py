@@ -100,7 +100,6 @@ _NEWEST = {"step", "record", "at", "average_forgetting", "backward_transfer"}
 
 
 def joined_points(older: HistoryPoint, newer: HistoryPoint) -> HistoryPoint:
-    """Both points together."""
     special = {
         "longest_step_seconds": max(older.longest_step_seconds, newer.longest_step_seconds),
         "lag": max((lag for lag in (older.lag, newer.lag) if lag is not None), default=None),
@@ -157,7 +156,7 @@ class ThinnedSeries(Generic[R]):
     """
 
     def __init__(self, join: Callable[[R, R], R], *, per_level: int, num_levels: int) -> None:
-        """`join` makes one row of two neighbours, the older one first."""
+        """`join` makes one row of two neighbors, the older one first."""
         assert per_level >= 2, "two rows are joined"
         self._join = join
         self._per_level = per_level
@@ -165,7 +164,6 @@ class ThinnedSeries(Generic[R]):
 
     @property
     def rows(self) -> tuple[R, ...]:
-        """All rows, oldest first."""
         return tuple(row for level in reversed(self._levels) for row in level)
 
     @property
@@ -174,7 +172,6 @@ class ThinnedSeries(Generic[R]):
         return self._levels[0][-1] if self._levels[0] else None
 
     def append(self, row: R) -> None:
-        """Add the newest row."""
         for level in self._levels[:-1]:
             level.append(row)
             if len(level) <= self._per_level:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from pydantic import StringConstraints
@@ -113,7 +113,6 @@ class RegimeSegment:
 
     @property
     def num_records(self) -> int:
-        """Its length."""
         return self.last_record - self.first_record + 1
 
 
@@ -352,7 +351,6 @@ class RegimeStatus:
 
     @property
     def now(self) -> Scoring | None:
-        """The newest scoring."""
         return self.history[-1] if self.history else None
 
 
@@ -424,7 +422,6 @@ class FallbackStatus:
 
     @property
     def losses(self) -> dict[str, float | None]:
-        """The mean losses by what answers."""
         return {"mean": self.mean_loss, "nearest": self.nearest_loss, "backbone": self.backbone_loss}
 
 
@@ -437,9 +434,6 @@ class RequestCount:
     answered_by: str
     """regime, adapter, mean or backbone."""
     number: int
-
-
-ANSWERED_BY = ("regime", "adapter", "mean", "backbone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,7 +606,6 @@ class Board:
         clock: Clock,
         *,
         bound_s: float = HEARTBEAT_BOUND_S,
-        starting_bound_s: float = STARTING_BOUND_S,
         on_publish: Callable[[Status], None] = lambda _: None,
     ) -> None:
         """`on_publish` is called on every publication and heartbeat, in the loop's thread."""
@@ -620,7 +613,6 @@ class Board:
         self._clock = clock
         self._on_publish = on_publish
         self._bound_s = bound_s
-        self._starting_bound_s = starting_bound_s
         self.publish(status)
 
     def publish(self, status: Status) -> None:
@@ -634,7 +626,6 @@ class Board:
         self._on_publish(self._status)
 
     def read(self) -> Status:
-        """The newest status."""
         return self._status
 
     def beat(self) -> None:
@@ -651,7 +642,7 @@ class Board:
     def heartbeat_bound_s(self) -> float:
         """Maximum age of the last heartbeat in the current phase."""
         starting = self._status.phase in (Phase.STARTING, Phase.RESTORING)
-        return self._starting_bound_s if starting else self._bound_s
+        return STARTING_BOUND_S if starting else self._bound_s
 
     @property
     def alive(self) -> bool:
@@ -681,6 +672,7 @@ class Board:
 AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
 """What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
 mean of all regimes' adapters; or the untouched backbone."""
+ANSWERED_BY: tuple[str, ...] = get_args(AnsweredBy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,11 @@ from streamlearn.stream.source import DeadLetter
 
 
 def records_from(values: Iterable[bytes], topic: str = "memory", partition: int = 0, start: int = 0) -> list[Record]:
-    """Return one record per value, with offsets from `start`."""
     origin = TopicPartition(topic, partition)
     return [Record(origin, offset, value) for offset, value in enumerate(values, start)]
 
 
 def after(position: Position, records: Iterable[Record]) -> Position:
-    """The position after these records, given in log order."""
     return Position({**position, **{record.origin: record.offset + 1 for record in records}})
 
 
@@ -87,11 +85,9 @@ class MemorySource:
             return records
 
     def commit(self, position: Position, note: str) -> None:
-        """Append to `commits`."""
         self.commits.append((position, note))
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
-        """Number of records at or after `position`."""
         left = dict.fromkeys(self._ends, 0)
         for record in self._log:
             left[record.origin] += record.offset >= position.get(record.origin, 0)
@@ -99,12 +95,10 @@ class MemorySource:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Empty: the topics live only as long as this object."""
         return {}
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """Always empty: nothing is deleted."""
         return ()
 
     @property
@@ -115,7 +109,6 @@ class MemorySource:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a finite source has returned everything."""
         with self._changed:
             return not self._endless and not self._has_next()
 
@@ -143,21 +136,17 @@ class MemoryDeadLetters:
         self._unflushed: list[DeadLetter] = []
 
     def recall(self, mark: Mapping[str, Any] | None) -> frozenset[RecordId]:
-        """The records of the dead letters flushed after `mark`."""
         start = mark["letters"] if mark is not None else 0
         return frozenset(dead_letter.record.id for dead_letter in self.flushed[start:])
 
     def send(self, dead_letter: DeadLetter) -> None:
-        """Buffer one dead letter until `flush`."""
         self._unflushed.append(dead_letter)
 
     def flush(self) -> None:
-        """Move what was sent into `flushed`."""
         self.flushed += self._unflushed
         self._unflushed.clear()
 
     def mark(self) -> Mapping[str, Any]:
-        """The number of dead letters flushed."""
         return {"letters": len(self.flushed)}
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Questions about images as records, for pretraining and measuring the bundled image-text backbone.
 
-    python -m streamlearn.backbone.image_tasks --data FOLDER --task colour --split train
+    python -m benchmarks.backbones.image_tasks --data FOLDER --task colour --split train
 
 A folder holds `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `train_labels`, `test_images`,
 `test_labels`, `label_names`), and `easy_vqa` and `coco256` as `NAME_images.tar` with `NAME.train.jsonl.gz` and
@@ -12,7 +12,7 @@ A folder holds `cifar10.npz`, `mnist.npz`, `omniglot100.npz` (`train_images`, `t
 | recognition | CIFAR-10 | What is this a photo of? | ten classes |
 | digit | MNIST | Which digit is this? | 0 to 9 |
 | alphabet | Omniglot | From which alphabet is this letter? | eight alphabets |
-| colour | easy-VQA | what color is the shape? and similar | eight colours |
+| colour | easy-VQA | what color is the shape? and similar | eight colors |
 | shape | easy-VQA | what shape is present? and similar | three shapes |
 | presence | easy-VQA | is there a red shape? and similar | yes, no |
 | absence | easy-VQA | is there not a circle? and similar | yes, no |
@@ -141,7 +141,6 @@ TASKS: Mapping[str, Callable[[Path, str, Split], Iterator[Json]]] = {
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of image sets")
     parser.add_argument(
@@ -151,8 +150,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="maximum records per task; default: all")
     arguments = parser.parse_args()
     for task in arguments.task:
-        for each in records(arguments.data, task, arguments.split, arguments.limit):
-            sys.stdout.buffer.write(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE))
+        for question in records(arguments.data, task, arguments.split, arguments.limit):
+            sys.stdout.buffer.write(orjson.dumps(question, option=orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":

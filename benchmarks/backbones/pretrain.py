@@ -1,6 +1,6 @@
 """Pretrain the bundled nano backbone: tokenizer, weights, and the figures of its model card.
 
-    python -m streamlearn.backbone.pretrain --data ../shared/data/pretrain --out build/nano
+    python -m benchmarks.backbones.pretrain --data ../shared/data/pretrain --out build/nano
 
 A causal LM with the Qwen3 architecture and 5.2 M parameters, trained from scratch on whole documents with a next-token
 loss. The run is a function of the data, the seed and the number of steps. It can be interrupted at any time; started
@@ -21,26 +21,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 END = "<|endoftext|>"
-SPECIAL_TOKENS = [
-    END,
-    "<|pad|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|image|>",
-    "<|extra_0|>",
-    "<|extra_1|>",
-    "<|extra_2|>",
-]
+SPECIAL_TOKENS = [END, "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>", *(f"<|extra_{i}|>" for i in range(3))]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 IGNORED = -100
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -82,9 +74,7 @@ def read_texts(folder: Path) -> list[str]:
     """Return every `text` of the gzipped JSONL files in `folder`, in file and line order."""
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
-        raise SystemExit(
-            f"--data: expected a folder of gzipped JSONL files with a `text` field, found no *.jsonl.gz in {folder}"
-        )
+        raise SystemExit(f"--data: expected gzipped JSONL files with a `text` field, found no *.jsonl.gz in {folder}")
     texts: list[str] = []
     for file in files:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -185,30 +175,30 @@ def make_optimizer(model: Qwen3ForCausalLM, recipe: PretrainRecipe) -> torch.opt
     return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.95), fused=True)
 
 
-def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, step: int) -> None:
-    """Write weights, moments and step; the rename makes the write atomic."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    named = {p: name for name, p in model.named_parameters()}
+def save_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+    """Write weights, moments and how many steps or epochs are done; the rename makes the write atomic."""
+    tensors = {f"model.{name}": p.detach().clone() for name, p in module.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in module.named_parameters()}
     for p, state in optimizer.state.items():
-        tensors |= {f"optim.{named[p]}.{key}": value for key, value in state.items()}
-    partial = folder / "checkpoint.partial"
-    save_file(tensors, partial, metadata={"step": str(step)})
-    partial.rename(folder / "checkpoint.safetensors")
+        tensors |= {f"optim.{names[p]}.{key}": value.clone() for key, value in state.items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    save_file({**tensors, "done": torch.tensor(done)}, partial)
+    partial.rename(file)
 
 
-def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW) -> int:
-    """Load the checkpoint and return its step; 0 without a checkpoint."""
-    file = folder / "checkpoint.safetensors"
+def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load a checkpoint and return how many steps or epochs are done; 0 without a checkpoint."""
     if not file.exists():
         return 0
     tensors = load_file(file)
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in module.named_parameters():
             p.copy_(tensors[f"model.{name}"])
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            optimizer.state[p] = {key: tensors[f"optim.{name}.{key}"] for key in keys}
-    return int(next(iter(optimizer.state.values()))["step"])
+            if f"optim.{name}.step" in tensors:
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                optimizer.state[p] = {key: tensors[f"optim.{name}.{key}"] for key in keys}
+    return int(tensors["done"])
 
 
 def prepare(data: Path, out: Path, recipe: PretrainRecipe) -> tuple[list[list[int]], list[list[int]]]:
@@ -234,7 +224,7 @@ def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> No
     model = Qwen3ForCausalLM(nano_config())
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     optimizer = make_optimizer(model, recipe)
-    first = load_checkpoint(out, model, optimizer)
+    first = load_checkpoint(out / CHECKPOINT, model, optimizer)
     started, seen = time.monotonic(), 0
     for step, rows in islice(enumerate(batches(pieces, recipe)), first, recipe.steps):
         loss = train_step(model, optimizer, rows, learning_rate(step, recipe), bf16=bf16)
@@ -243,7 +233,7 @@ def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> No
             rate = seen / (time.monotonic() - started)
             print(f"step {step} loss {loss:.3f} tokens/s {rate:.0f}", flush=True)
         if (step + 1) % 500 == 0:
-            save_checkpoint(out, model, optimizer, step + 1)
+            save_checkpoint(out / CHECKPOINT, model, optimizer, step + 1)
             print(f"step {step + 1} held-out loss {held_out_loss(model, held_out, bf16=bf16):.4f}", flush=True)
 
     final = held_out_loss(model, held_out, bf16=bf16)
@@ -266,7 +256,6 @@ def train_step(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: Tens
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz files with a `text` field")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished model")

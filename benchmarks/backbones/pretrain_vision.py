@@ -1,6 +1,6 @@
 """Train a vision tower and a projector for the bundled nano backbone; its language model does not change.
 
-    python -m streamlearn.backbone.pretrain_vision --data ../shared/data/images --out build/nano-vl
+    python -m benchmarks.backbones.pretrain_vision --data ../shared/data/images --out build/nano-vl
 
 1. The tower, a ViT on 64 x 64 pixels, learns to classify: CIFAR-10 and MNIST classes, Omniglot letters, easy-VQA shapes
    and colours. Each set has its own linear head, which is discarded.
@@ -18,28 +18,29 @@ import math
 import random
 import time
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.backbones.image_tasks import Json, arrays, records, rows
+from benchmarks.backbones.pretrain import load_checkpoint, save_checkpoint
 from streamlearn.backbone import nano_vl
 
 HELD_BACK = {"recognition": {"deer", "frog", "ship", "truck"}, "digit": {"7", "8", "9"}}
 TAUGHT = ("recognition", "digit", "colour", "shape", "presence")
 """Tasks of the second stage."""
 MIRRORED = "cifar10"
-"""The set whose images may be mirrored; a mirrored letter would change its meaning."""
+"""The set whose images may be mirrored."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class VisionRecipe:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """An image and its class for one of the heads."""
 
     head: str
@@ -67,29 +68,34 @@ class Labelled:
     """(64, 64, 3)."""
     label: int
 
+    @property
+    def mirror(self) -> bool:
+        """A mirrored letter would change its meaning."""
+        return self.head == MIRRORED
+
 
 def to_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Convert an image to RGB pixels of the tower's input size, before normalisation."""
+    """Convert an image to RGB pixels of the tower's input size, before normalization."""
     side = nano_vl.IMAGE_SIDE
     return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC))
 
 
-def labelled(folder: Path) -> tuple[list[Labelled], dict[str, int]]:
+def labeled(folder: Path) -> tuple[list[Labeled], dict[str, int]]:
     """Return the training images of the first stage, and the number of classes of each head."""
-    found: list[tuple[str, NDArray[np.uint8], str]] = []
+    images: list[tuple[str, NDArray[np.uint8], str]] = []
     for name, task in (("cifar10", "recognition"), ("mnist", "digit"), ("omniglot100", "alphabet")):
         for pixels, label in arrays(folder, name, "train"):
             if label not in HELD_BACK.get(task, ()):
-                found.append((name, to_pixels(Image.fromarray(pixels)), label))
+                images.append((name, to_pixels(Image.fromarray(pixels)), label))
     for row, data in rows(folder, "easy_vqa", "train"):
         kind = "colour" if row["question"].startswith("what") and "color" in row["question"] else "shape"
         if row["question"].startswith("what"):
-            found.append((kind, to_pixels(Image.open(BytesIO(data))), row["answer"]))
+            images.append((kind, to_pixels(Image.open(BytesIO(data))), row["answer"]))
     names: dict[str, list[str]] = {}
-    for head, _, label in found:
+    for head, _, label in images:
         if label not in names.setdefault(head, []):
             names[head].append(label)
-    return [Labelled(h, p, names[h].index(label)) for h, p, label in found], {h: len(n) for h, n in names.items()}
+    return [Labeled(h, p, names[h].index(label)) for h, p, label in images], {h: len(n) for h, n in names.items()}
 
 
 def augmented(pixels: NDArray[np.uint8], rng: random.Random, *, mirror: bool) -> NDArray[np.uint8]:
@@ -115,49 +121,83 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
+Batch = TypeVar("Batch", Labeled, "Question")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one of the two stages trains, and how."""
+
+    name: str
+    module: nn.Module
+    groups: Sequence[dict[str, Any]]
+    """Parameter groups; `scale` is the group's learning rate as a share of `lr`."""
+    lr: float
+    epochs: int
+    batch_size: int
+    max_norm: float = float("inf")
+
+
+def train(
+    stage: Stage,
+    examples: Sequence[Batch],
+    loss_of: Callable[[Sequence[Batch], Tensor], Tensor],
+    out: Path,
+    recipe: VisionRecipe,
+) -> None:
+    """Run a stage, or the rest of it after a checkpoint; `loss_of` gets examples and their augmented pixels."""
+    optimizer = torch.optim.AdamW(list(stage.groups), lr=stage.lr, weight_decay=recipe.weight_decay)
+    file = out / f"{stage.name}.checkpoint"
+    first, size = load_checkpoint(file, stage.module, optimizer), stage.batch_size
+    steps_per_epoch = len(examples) // size
+    step = first * steps_per_epoch
+    for epoch in range(first, stage.epochs):
+        rng = random.Random(f"{recipe.seed} {stage.name} {epoch}")
+        order = rng.sample(range(len(examples)), len(examples))
+        started, losses = time.monotonic(), []
+        for start in range(0, steps_per_epoch * size, size):
+            batch = [examples[i] for i in order[start : start + size]]
+            pixels = tensor([augmented(example.pixels, rng, mirror=example.mirror) for example in batch])
+            for group in optimizer.param_groups:
+                group["lr"] = stage.lr * group["scale"] * schedule(step, stage.epochs * steps_per_epoch)
+            loss = loss_of(batch, pixels)
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(stage.module.parameters(), stage.max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+            step += 1
+        save_checkpoint(file, stage.module, optimizer, epoch + 1)
+        seconds = time.monotonic() - started
+        print(f"{stage.name} epoch {epoch + 1} loss {np.mean(losses):.3f} {seconds:.0f} s", flush=True)
+
+
 def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: VisionRecipe) -> None:
     """Train the tower on classification (stage 1)."""
-    examples, heads = labelled(folder)
+    examples, heads = labeled(folder)
     width = nano_vl.VISION["hidden_size"]
     classifiers = nn.ModuleDict({head: nn.Linear(width, classes) for head, classes in heads.items()})
     both = nn.ModuleDict({"tower": tower, "classifiers": classifiers})
-    optimizer = torch.optim.AdamW(both.parameters(), lr=recipe.tower_lr, weight_decay=recipe.weight_decay)
-    first = load_checkpoint(out / "tower.checkpoint", both, optimizer)
-    steps = recipe.tower_epochs * (len(examples) // recipe.tower_batch)
-    step = first * (len(examples) // recipe.tower_batch)
-    for epoch in range(first, recipe.tower_epochs):
-        rng = random.Random(f"{recipe.seed} tower {epoch}")
-        order = rng.sample(range(len(examples)), len(examples))
-        started, right, seen = time.monotonic(), 0, 0
-        for start in range(0, len(order) - recipe.tower_batch + 1, recipe.tower_batch):
-            batch = [examples[i] for i in order[start : start + recipe.tower_batch]]
-            pixels = tensor([augmented(e.pixels, rng, mirror=e.head == MIRRORED) for e in batch])
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.tower_lr * schedule(step, steps)
-            with torch.autocast("cpu", torch.bfloat16):
-                pooled = tower(pixels).last_hidden_state.mean(1).float()
-            loss, hits = classification_loss(classifiers, pooled, batch)
-            right += hits
-            seen += len(batch)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-        save_checkpoint(out / "tower.checkpoint", both, optimizer, epoch + 1)
-        print(f"tower epoch {epoch + 1} accuracy {right / seen:.3f} {time.monotonic() - started:.0f} s", flush=True)
+
+    def loss_of(batch: Sequence[Labeled], pixels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            pooled = tower(pixels).last_hidden_state.mean(1).float()
+        return classification_loss(classifiers, pooled, batch)
+
+    groups = [{"params": list(both.parameters()), "scale": 1.0}]
+    stage = Stage("tower", both, groups, recipe.tower_lr, recipe.tower_epochs, recipe.tower_batch)
+    train(stage, examples, loss_of, out, recipe)
 
 
-def classification_loss(classifiers: nn.ModuleDict, pooled: Tensor, batch: Sequence[Labelled]) -> tuple[Tensor, int]:
-    """Return the mean cross-entropy over the heads' own images, and the number of images classified correctly."""
-    losses, right = [], 0
+def classification_loss(classifiers: nn.ModuleDict, pooled: Tensor, batch: Sequence[Labeled]) -> Tensor:
+    """Return the mean cross-entropy over the heads' own images."""
+    losses = []
     for head, classifier in classifiers.items():
         mine = [i for i, example in enumerate(batch) if example.head == head]
         if mine:
             target = torch.tensor([batch[i].label for i in mine])
-            logits = classifier(pooled[mine])
-            losses.append(F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.05))
-            right += int((logits.argmax(1) == target).sum())
-    return torch.stack(losses).sum() / len(batch), right
+            losses.append(F.cross_entropy(classifier(pooled[mine]), target, reduction="sum", label_smoothing=0.05))
+    return torch.stack(losses).sum() / len(batch)
 
 
 def taught(folder: Path, split: Any) -> list[Json]:
@@ -212,37 +252,15 @@ def train_answers(model: Any, folder: Path, out: Path, recipe: VisionRecipe) -> 
         {"params": list(projector.parameters()), "scale": 1.0},
         {"params": list(tower.parameters()), "scale": recipe.tower_share},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.answer_lr, weight_decay=recipe.weight_decay)
-    first = load_checkpoint(out / "answers.checkpoint", both, optimizer)
-    each = len(questions) // recipe.answer_batch
-    step = first * each
-    for epoch in range(first, recipe.answer_epochs):
-        started, losses = time.monotonic(), []
-        for batch, rng in answer_batches(questions, recipe, epoch):
-            ids, labels = padded(batch)
-            pixels = tensor([augmented(q.pixels, rng, mirror=q.mirror) for q in batch])
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.answer_lr * group["scale"] * schedule(step, recipe.answer_epochs * each)
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(input_ids=ids, pixel_values=pixels, labels=labels).loss
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(both.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-            step += 1
-        save_checkpoint(out / "answers.checkpoint", both, optimizer, epoch + 1)
-        print(f"answers epoch {epoch + 1} loss {np.mean(losses):.3f} {time.monotonic() - started:.0f} s", flush=True)
 
+    def loss_of(batch: Sequence[Question], pixels: Tensor) -> Tensor:
+        ids, labels = padded(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss: Tensor = model(input_ids=ids, pixel_values=pixels, labels=labels).loss
+        return loss
 
-def answer_batches(
-    questions: Sequence[Question], recipe: VisionRecipe, epoch: int
-) -> Iterator[tuple[list[Question], random.Random]]:
-    """Yield batches and the random generator for their augmentation; the seed determines both."""
-    rng = random.Random(f"{recipe.seed} answers {epoch}")
-    order = rng.sample(range(len(questions)), len(questions))
-    for start in range(0, len(order) - recipe.answer_batch + 1, recipe.answer_batch):
-        yield [questions[i] for i in order[start : start + recipe.answer_batch]], rng
+    stage = Stage("answers", both, groups, recipe.answer_lr, recipe.answer_epochs, recipe.answer_batch, max_norm=1.0)
+    train(stage, questions, loss_of, out, recipe)
 
 
 @torch.no_grad()
@@ -266,33 +284,6 @@ def accuracy(model: Any, folder: Path, tasks: Sequence[str]) -> dict[str, dict[s
     return figures
 
 
-def save_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Write weights, moments and epoch; the rename makes the write atomic."""
-    tensors = {f"model.{name}": p.detach().clone() for name, p in module.named_parameters()}
-    named: dict[Tensor, str] = {p: name for name, p in module.named_parameters()}
-    for p, state in optimizer.state.items():
-        tensors |= {f"optim.{named[p]}.{key}": value.clone() for key, value in state.items()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"epoch": str(epoch)})
-    partial.rename(file)
-    file.with_suffix(".epoch").write_text(f"{epoch}", encoding="utf-8")
-
-
-def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the checkpoint and return the next epoch; 0 without a checkpoint."""
-    if not file.exists():
-        return 0
-    tensors = load_file(file)
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            p.copy_(tensors[f"model.{name}"])
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            if f"optim.{name}.step" in tensors:
-                optimizer.state[p] = {key: tensors[f"optim.{name}.{key}"] for key in keys}
-    return int(file.with_suffix(".epoch").read_text(encoding="utf-8"))
-
-
 def save_vision_weights(model: Any, file: Path) -> None:
     """Save vision tower and projector in bfloat16."""
     tensors = {
@@ -304,10 +295,9 @@ def save_vision_weights(model: Any, file: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, required=True, help="folder of image sets; see streamlearn.backbone.image_tasks"
+        "--data", type=Path, required=True, help="folder of image sets; see benchmarks.backbones.image_tasks"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished weights")
     arguments = parser.parse_args()

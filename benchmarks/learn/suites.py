@@ -5,10 +5,9 @@
 | superni-1, superni-2 | the first eight of SuperNI's fifteen tasks, in the orders of CP-MoE (arXiv 2605.20247) Table 5; the other seven are never trained on (zero-shot) |
 | superni-1-short | those of superni-1's tasks whose prompts are short on average: for searches, which need many runs |
 | related | three sentiment tasks, one after another: what they share can be carried over |
-| superni-1-bare, superni-2-bare | the same with the tasks' definitions left out of the prompts |
-| trace, trace-1 ... trace-3 | TRACE's eight tasks in the standard order and in orders 1 to 3 of MH-MoE (arXiv 2602.12587) A.3.4 |
+| superni-1-bare | superni-1 with the tasks' definitions left out of the prompts |
+| trace | TRACE's eight tasks in the standard order |
 | long | SuperNI's fifteen tasks and then TRACE's eight, on one adapter budget |
-| recurring | five tasks, each visited three times with a third of its records |
 | grouped | eight tasks in groups of two and three, one group after another |
 | mixed | eight tasks at random from the first record to the last |
 | images | nine kinds of questions about images (`backbones/image_tasks`), on `builtin:nano-vl` |
@@ -25,7 +24,6 @@ import random
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -56,11 +54,6 @@ ORDER_2 = ("task748", "task073", "task1590", "task639", "task1572", "task1687", 
 UNSEEN_2 = ("task1510", "task1729", "task181", "task511", "task002", "task1290", "task875")
 RELATED = ("task1687", "task363", "task875")
 TRACE = ("C-STANCE", "FOMC", "MeetingBank", "Py150", "ScienceQA", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
-TRACE_1 = ("FOMC", "C-STANCE", "ScienceQA", "Py150", "MeetingBank", "NumGLUE-cm", "NumGLUE-ds", "20Minuten")
-TRACE_2 = ("FOMC", "C-STANCE", "ScienceQA", "Py150", "NumGLUE-ds", "NumGLUE-cm", "MeetingBank", "20Minuten")
-TRACE_3 = ("FOMC", "C-STANCE", "ScienceQA", "Py150", "MeetingBank", "NumGLUE-ds", "NumGLUE-cm", "20Minuten")
-VISITS = ((0, 1, 2, 3, 4), (2, 0, 1, 4, 3), (1, 3, 0, 2, 4))
-"""Visits of `recurring`, as positions in ORDER_1; no task follows itself."""
 _PARAGRAPH = re.compile(r"Paragraph:\n(.*)\n\nSimplification:$", re.DOTALL)
 """The text to simplify in a prompt of TRACE's 20Minuten."""
 
@@ -201,21 +194,6 @@ def sequential(name: str, draw: Draw, tasks: Sequence[str], unseen: Sequence[str
     return Suite(name, segments, records, tuple(unseen), split=draw.split)
 
 
-def recurring(draw: Draw) -> Suite:
-    """Build a suite of tasks that come back."""
-    records = {task: read_text_task(draw, task) for task in ORDER_1[:5]}
-    parts = {task: _cut(own.train, len(VISITS)) for task, own in records.items()}
-    segments = [
-        TaskSegment((ORDER_1[i],), parts[ORDER_1[i]][visit]) for visit, order in enumerate(VISITS) for i in order
-    ]
-    return Suite("recurring", tuple(segments), records, split=draw.split)
-
-
-def _cut(records: Sequence[Json], parts: int) -> list[tuple[Json, ...]]:
-    edges = [len(records) * i // parts for i in range(parts + 1)]
-    return [tuple(records[a:b]) for a, b in pairwise(edges)]
-
-
 def grouped(draw: Draw, tasks: Sequence[str] = ORDER_1, widths: Sequence[int] = (2, 3), name: str = "grouped") -> Suite:
     """Build a suite of task groups whose sizes alternate between `widths`; each group's records are shuffled."""
     records = {task: read_text_task(draw, task) for task in tasks}
@@ -255,16 +233,11 @@ _SEQUENCES: Mapping[str, tuple[Sequence[str], Sequence[str], bool]] = {
     "superni-1-short": (SHORT_1, (), False),
     "related": (RELATED, (), False),
     "superni-1-bare": (ORDER_1, UNSEEN_1, True),
-    "superni-2-bare": (ORDER_2, UNSEEN_2, True),
     "trace": (TRACE, (), False),
-    "trace-1": (TRACE_1, (), False),
-    "trace-2": (TRACE_2, (), False),
-    "trace-3": (TRACE_3, (), False),
 }
 """Name -> tasks, unseen tasks, and whether the definitions are left out."""
 _OTHERS: Mapping[str, Callable[[Draw], Suite]] = {
     "long": long,
-    "recurring": recurring,
     "grouped": grouped,
     "mixed": lambda draw: grouped(draw, widths=(len(ORDER_1),), name="mixed"),
     "images": images,

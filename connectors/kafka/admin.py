@@ -28,7 +28,6 @@ class Topic:
 
     @property
     def origins(self) -> tuple[TopicPartition, ...]:
-        """Its partitions, in order."""
         return tuple(TopicPartition(self.name, partition) for partition in self.partitions)
 
 
@@ -146,7 +145,6 @@ class Cluster:
             self._sleep(_COORDINATOR_PAUSE_S)
 
     def close(self) -> None:
-        """Release the client. Safe to call twice."""
         if self._admin is not None:
             close_quietly(self._admin)
             self._admin = None

@@ -238,7 +238,6 @@ def describe(error: BaseException) -> str:
 
 
 def to_kafka(origin: TopicPartition) -> Any:
-    """Return kafka-python's type of a partition."""
     return KafkaTopicPartition(origin.topic, origin.partition)
 
 

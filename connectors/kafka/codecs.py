@@ -73,7 +73,6 @@ def snappy_decode(payload: bytes, *, max_bytes: int) -> bytearray:
 
 
 def lz4_decode(payload: bytes, *, max_bytes: int) -> bytearray:
-    """Decompress one lz4 frame."""
     out = _BoundedOutput("lz4", max_bytes)
     frame = _library("lz4", codec.lz4).LZ4FrameDecompressor()
     unread = payload

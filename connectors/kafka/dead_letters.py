@@ -52,7 +52,6 @@ _Message = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
 
 
 def _message(dead_letter: DeadLetter) -> _Message:
-    """The record's key, value and headers, and the reason."""
     record = dead_letter.record
     headers = own_headers(record) + _reason(dead_letter)
     if record.value is None and record.key is None:
@@ -306,7 +305,6 @@ class KafkaDeadLetters:
         return starts
 
     def _read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Any]:
-        """Every message from `starts` to `ends`."""
         return read_between(self._reader, starts, ends, timeout_ms=self._settings.request_timeout_ms)
 
     def _fail(self, what: str, error: Exception) -> DeadLetterError:

@@ -100,38 +100,28 @@ def check_partitions_exist(position: Offsets, existing: Collection[TopicPartitio
             )
 
 
-def end_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def beginning_offsets(
+    consumer: Any, partitions: Iterable[TopicPartition], *, partial: bool = False, timeout_ms: int | None = None
+) -> dict[TopicPartition, int]:
+    """The offset of the first message that each partition still holds; arguments and errors as in `end_offsets`."""
+    return _request(consumer.beginning_offsets, partitions, partial, timeout_ms)
+
+
+def end_offsets(
+    consumer: Any, partitions: Iterable[TopicPartition], *, partial: bool = False, timeout_ms: int | None = None
+) -> dict[TopicPartition, int]:
     """The offset after the last message of each partition; of the last committed one with `read_committed`.
+
+    Args:
+        consumer: kafka-python's.
+        partitions: Whose offsets are requested.
+        partial: Whether to leave out partitions without a leader, as long as one has a leader.
+        timeout_ms: By default `request_timeout_ms`.
 
     Raises:
         KafkaError: a partition has no leader, or the cluster does not answer.
     """
-    origins = list(partitions)
-    return _complete(available_end_offsets(consumer, origins), origins)
-
-
-def beginning_offsets(consumer: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset of the first message that each partition still holds. Raises what `end_offsets` raises."""
-    origins = list(partitions)
-    return _complete(available_beginning_offsets(consumer, origins), origins)
-
-
-def available_end_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`end_offsets` of the partitions that have a leader; by default the timeout is `request_timeout_ms`.
-
-    Raises:
-        KafkaError: no partition has a leader, or the cluster does not answer.
-    """
-    return _available(consumer.end_offsets, partitions, timeout_ms)
-
-
-def available_beginning_offsets(
-    consumer: Any, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
-) -> dict[TopicPartition, int]:
-    """`beginning_offsets` of the partitions that have a leader. Raises what `available_end_offsets` raises."""
-    return _available(consumer.beginning_offsets, partitions, timeout_ms)
+    return _request(consumer.end_offsets, partitions, partial, timeout_ms)
 
 
 def read_between(
@@ -157,32 +147,28 @@ def read_between(
         unread = {partition: end for partition, end in unread.items() if consumer.position(partition) < end}
 
 
-def _available(
-    request: Callable[..., Mapping[Any, int]], partitions: Iterable[TopicPartition], timeout_ms: int | None
+def _request(
+    request: Callable[..., Mapping[Any, int]],
+    partitions: Iterable[TopicPartition],
+    partial: bool,
+    timeout_ms: int | None,
 ) -> dict[TopicPartition, int]:
-    """Request the offsets of partitions, without those that have no leader.
+    """Request offsets without those of partitions that have no leader.
 
     kafka-python waits for a leader if none of the partitions has one. If only some have, it raises a bare KeyError.
     """
-    requested = [to_kafka(origin) for origin in partitions]
+    with_leader = [to_kafka(origin) for origin in partitions]
+    missing: list[str] = []
     while True:
         try:
-            offsets = request(requested, timeout_ms=timeout_ms)
+            offsets = request(with_leader, timeout_ms=timeout_ms)
         except KeyError as error:
-            requested.remove(error.args[0])
+            with_leader.remove(error.args[0])
+            missing.append(str(TopicPartition(*error.args[0])))
         else:
-            return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-
-
-def _complete(offsets: dict[TopicPartition, int], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return `offsets` if they have all partitions.
-
-    Raises:
-        LeaderNotAvailableError: they do not.
-    """
-    missing = [str(origin) for origin in partitions if origin not in offsets]
-    if missing:
+            break
+    if missing and not partial:
         raise LeaderNotAvailableError(
             f"every partition must have a leader, {', '.join(missing)} has none. Start a broker that holds a replica"
         )
-    return offsets
+    return {TopicPartition(*partition): offset for partition, offset in offsets.items()}

@@ -23,8 +23,8 @@ from connectors.kafka.clients import (
     wait_until_reachable,
 )
 from connectors.kafka.offsets import (
-    available_beginning_offsets,
-    available_end_offsets,
+    beginning_offsets,
+    end_offsets,
     resume_offset,
     starting_offsets,
 )
@@ -68,7 +68,6 @@ class PartitionMonitor:
         self._silent_s.clear()
 
     def observe_poll(self, seconds: float, records: Iterable[Record]) -> None:
-        """Count a poll's duration and its records."""
         self._polled_s += seconds
         self._active |= {record.origin for record in records}
 
@@ -260,11 +259,9 @@ class KafkaSource:
 
     @property
     def exhausted(self) -> bool:
-        """Always False: more records may be produced."""
         return False
 
     def close(self) -> None:
-        """Close every connection. Safe to call twice."""
         self._drop_consumer()
         self._cluster.close()
 
@@ -366,7 +363,6 @@ class KafkaSource:
     # --- chores -------------------------------------------------------------------------------------------------------
 
     def _run_chores(self) -> None:
-        """Run the chores between polls, each at its own interval."""
         if self._consumer is None:
             return
         self._refresh_ends()
@@ -386,7 +382,7 @@ class KafkaSource:
         if self._consumer is None or not self._monitor.ends_are_due():
             return
         try:
-            ends = available_end_offsets(self._consumer, self._next, timeout_ms=_ms(_CHORE_TIMEOUT_S))
+            ends = end_offsets(self._consumer, self._next, partial=True, timeout_ms=_ms(_CHORE_TIMEOUT_S))
             fetch_offsets = self._fetch_offsets()
         except LogTruncationError as error:
             self._truncation = error  # the client raises it once, here or in its poll; our next poll raises it
@@ -454,8 +450,8 @@ class KafkaSource:
         if not origins:
             return {}, {}
         try:
-            begins = available_beginning_offsets(self._consumer, origins, timeout_ms=_ms(timeout_s))
-            ends = available_end_offsets(self._consumer, begins, timeout_ms=_ms(timeout_s))
+            begins = beginning_offsets(self._consumer, origins, partial=True, timeout_ms=_ms(timeout_s))
+            ends = end_offsets(self._consumer, begins, partial=True, timeout_ms=_ms(timeout_s))
         except KafkaTimeoutError as error:
             raise SourceError(
                 f"{self._settings.bootstrap_servers} did not answer a request for the offsets of "
@@ -545,7 +541,6 @@ class KafkaSource:
             self._mark_unreachable(reason)
 
     def _mark_unreachable(self, reason: str) -> None:
-        """Log once that the cluster is unreachable."""
         if self._reachable:
             self._log.warning(Event.SOURCE_UNREACHABLE, servers=self._settings.bootstrap_servers, reason=reason)
         self._reachable = False

@@ -91,24 +91,10 @@ snapshots = typer.Typer(
 NumberArgument = Annotated[int, typer.Argument(help="Number of the regime, as in `regimes list`.", metavar="N", min=1)]
 NameArgument = Annotated[str, typer.Argument(help="Name of the snapshot, for example 00000042.", metavar="NAME")]
 
-_DONE = {
-    "pause": "paused: no step is taken and no record is read until `streamlearn resume`",
-    "resume": "resumed",
-    "pin": "{snapshot} is pinned: it is never pruned",
-    "unpin": "{snapshot} is not pinned: it is pruned once snapshot.keep newer ones exist",
-    "rollback": "rolled back to {snapshot}",
-    "freeze": "regime {number} is frozen",
-    "unfreeze": "regime {number} is trained on again",
-    "rename": "regime {number} is named {new_name}",
-    "approve": "regime {number} is published if it is no worse than the backbone",
-    "drop": "regime {number} is forgotten",
-}
-
 
 def _apply(config: Path, control: Control) -> "ControlResult":
-    """Apply a control and print what holds now."""
     result = request_control(load_settings(config), control)
-    done = _DONE[control.verb].format(**control.arguments)
+    done = VERBS[control.verb].done.format(**control.arguments)
     if control.scope is Scope.REGIME:
         done += f"; snapshot {result.snapshot} holds it"
     _print(done if result.changed else f"unchanged, already so: {done}")
@@ -223,7 +209,6 @@ def verify_snapshots(
 
 
 def snapshot_table(infos: "list[SnapshotInfo]", pins: Collection[str] = ()) -> "RenderableType":
-    """One row per snapshot."""
     from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not infos:

@@ -227,7 +227,6 @@ def details(dead_letter: "DeadLetter", *, content: bool) -> dict[str, Any]:
 
 
 def table(dead_letters: "Sequence[DeadLetter]", total: int) -> RenderableType:
-    """One row per dead letter; `total` is how many there are."""
     from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not dead_letters:

@@ -242,7 +242,6 @@ def send(
 
 
 def summary(result: "FeedResult", topic: str, records: "Records") -> str:
-    """One line for people: how much was sent, and how fast."""
     rate = result.acknowledged / result.seconds if result.seconds else 0.0
     text = (
         f"{result.sent} records sent, {result.acknowledged} acknowledged by {topic} in {result.seconds:.1f} s "
@@ -265,7 +264,6 @@ def preview(records: "Records", portion: Portion) -> Sequence[str]:
 
 
 def _passes(records: "Records", loop: bool) -> "Iterator[FeedRecord]":
-    """One pass over the file, or one after another."""
     yield from records
     while loop and records.first() is not None:  # the file may be emptied meanwhile
         yield from records

@@ -46,7 +46,6 @@ class LabeledSegment:
     last: deque[RecordLoss] = field(default_factory=lambda: deque(maxlen=LAST))
 
     def add(self, losses: Sequence[RecordLoss], step: Step, share: float) -> None:
-        """Add the records of a batch that belong to this segment; `share` is their fraction of the batch."""
         self.records += len(losses)
         self.first += losses[: FIRST - len(self.first)]
         self.last.extend(losses)
@@ -73,7 +72,6 @@ class LabeledSegments:
         self.all: deque[LabeledSegment] = deque(maxlen=100)  # the stream may be endless
 
     def add(self, batch: Batch, step: Step) -> None:
-        """Assign one step's records to segments."""
         groups: dict[str, list[RecordLoss]] = {}
         for record, example, loss in zip(batch.records, batch.examples, step.record_losses, strict=True):
             learned = int((example.labels != IGNORED).sum())
@@ -108,25 +106,21 @@ class ProgressDisplay:
         )
 
     def on_start(self, status: Status) -> None:
-        """Start the live line."""
         self._started = time.monotonic()
         self._first_records = status.records_trained
         if self._live:
             self._live.start()
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-        """Count the step and refresh the line."""
         if step.refusal is None:
             self.segments.add(batch, step)
         if self._live:
             self._live.update(self._line(status))
 
     def on_shift(self, report: ShiftReport) -> None:
-        """Keep the shift for the closing report."""
         self.shifts.append(report)
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
-        """Count the snapshot."""
         del info
         self.snapshots += 1
 
@@ -155,7 +149,6 @@ class ProgressDisplay:
         return Text("  ".join(shown), overflow="ellipsis", no_wrap=True)
 
     def report(self, status: Status, state_folder: str) -> None:
-        """Print the closing report."""
         if self.segments.all:
             self.console.print(_segments(list(self.segments.all)))
         trained = status.records_trained - self._first_records
@@ -179,7 +172,6 @@ def _regime(adaptation: AdaptationStatus) -> str:
 
 
 def _segments(segments: Sequence[LabeledSegment]) -> Table:
-    """One row per segment."""
     columns: dict[str, Cell[LabeledSegment]] = {
         "segment": lambda segment: segment.label,
         "records": lambda segment: f"{segment.records:,}",

@@ -8,11 +8,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -25,7 +24,15 @@ from starlette.types import Receive
 from streamlearn.gateway.publication import LoadedPublication, Prompt, PublicationWatch, RoutedPrompt, Target
 from streamlearn.gateway.upstreams import CONTENT_TYPE, UNKNOWN, EventStream, Fleet, GatewayMetrics, Outcome, Upstream
 from streamlearn.http.guards import guards
-from streamlearn.http.responses import ApiError, EventStreamResponse, answer_headers, internal_error, unavailable
+from streamlearn.http.responses import (
+    ApiError,
+    EventStreamResponse,
+    answer_headers,
+    from_http,
+    internal_error,
+    unavailable,
+    while_connected,
+)
 from streamlearn.settings import GatewaySettings
 
 CHAT = "/v1/chat/completions"
@@ -35,8 +42,6 @@ MAX_PROMPTS = 128
 MAX_TOKEN = (1 << 31) - 1
 MAX_CONNECTIONS = 400  # each may wait minutes; twice that in sockets is below the usual limit of 1024 open files
 RETRY_AFTER_S = 2
-
-T = TypeVar("T")
 
 
 def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "") -> Starlette:
@@ -72,7 +77,7 @@ class _Gateway:
         upstreams = [Upstream(url, timeout_s=settings.timeout_s, token=upstream_token) for url in settings.upstreams]
         self._fleet = Fleet(upstreams, self._metrics)
         self._watch = PublicationWatch(settings.published, self._fleet, self._metrics)
-        self._metrics.watch(lambda: iter(self._fleet.upstreams))
+        self._metrics.watch(upstreams)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -121,12 +126,12 @@ class _Gateway:
         label = UNKNOWN
         try:
             loaded = self._publication()
-            completion = CompletionRequest.parse(request.scope["path"], await request.body())
-            target = await self._target(request.receive, loaded, completion)
+            path, fields = request.scope["path"], _fields(await request.body())
+            target = await self._target(request.receive, loaded, path, fields)
             label = target.unversioned
             headers = answer_headers(target.model, target.regime, target.score)
             headers["x-streamlearn-publication"] = str(loaded.publication.sequence)
-            work = self._fleet.send(target.model, completion.path, completion.body_for(target.model))
+            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}))
             answer = await while_connected(request.receive, work)
         except ApiError as error:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))
@@ -147,10 +152,16 @@ class _Gateway:
             raise unavailable("not_ready", "no publication is loaded", hint=hint, retry_after_s=RETRY_AFTER_S)
         return self._watch.current
 
-    async def _target(self, receive: Receive, loaded: LoadedPublication, completion: "CompletionRequest") -> Target:
-        if not loaded.names.is_routed(completion.model):
-            return loaded.names.named(completion.model, self._fleet.models)
-        prompts, began = completion.prompts(), time.perf_counter()
+    async def _target(
+        self, receive: Receive, loaded: LoadedPublication, path: str, fields: Mapping[str, Any]
+    ) -> Target:
+        if not loaded.names.is_routed(fields["model"]):
+            return loaded.names.named(fields["model"], self._fleet.models)
+        if path == CHAT:
+            prompts = [messages_prompt(fields.get("messages"))]
+        else:
+            prompts = completion_prompts(fields.get("prompt"))
+        began = time.perf_counter()
         routed = await _route(receive, loaded, prompts)
         self._metrics.routing_seconds.observe(time.perf_counter() - began)
         targets = [loaded.names.routed(prompt) for prompt in routed]
@@ -171,29 +182,6 @@ def _outcome(status: int) -> Outcome:
     return "refused" if status < 500 else "unavailable"
 
 
-async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client disconnects.
-
-    Raises:
-        ApiError: 499, the client disconnected.
-    """
-    working, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
-    try:
-        waiting: set[asyncio.Future[Any]] = {working, left}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-    finally:
-        working.cancel()
-        left.cancel()
-    raise ApiError(499, "client_left", "the client closed the connection")  # no one reads it
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[Prompt]) -> list[RoutedPrompt]:
     """Route the prompts in a thread; end after the current one when the client disconnects.
 
@@ -211,54 +199,24 @@ async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[
         ended.set()
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """One request to `path`, which is CHAT or TEXT."""
+def _fields(body: bytes) -> dict[str, Any]:
+    """The fields of a request, of which `model` is a name."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, "not_json", f"the body must be JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ApiError(400, "invalid", "the body must be a JSON object")
+    if not isinstance(fields.get("model"), str):
+        raise _invalid("model", "model must be the name of a model; GET /v1/models lists them")
+    return fields
 
-    path: str
-    model: str
-    """The model that the client asks for."""
-    fields: dict[str, Any]
-    """All fields as received."""
 
-    @classmethod
-    def parse(cls, path: str, body: bytes) -> "CompletionRequest":
-        """Read a body.
-
-        Raises:
-            ApiError: 400, it is not JSON, not an object, or names no model.
-        """
-        try:
-            fields = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise ApiError(400, "not_json", f"the body must be JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ApiError(400, "invalid", "the body must be a JSON object")
-        model = fields.get("model")
-        if not isinstance(model, str):
-            raise _invalid("model", "model must be the name of a model; GET /v1/models lists them")
-        return cls(path, model, fields)
-
-    def prompts(self) -> Sequence[Prompt]:
-        """The prompts that decide the regime.
-
-        Raises:
-            ApiError: 400, a prompt cannot be routed.
-        """
-        if self.path == CHAT:
-            return [messages_prompt(self.fields.get("messages"))]
-        return completion_prompts(self.fields.get("prompt"))
-
-    def body_for(self, model: str) -> bytes:
-        """The body with another model.
-
-        Raises:
-            ApiError: 400, its fields are nested too deeply.
-        """
-        try:
-            return orjson.dumps({**self.fields, "model": model})
-        except orjson.JSONEncodeError as error:  # orjson reads four times as deep as it writes
-            raise ApiError(400, "invalid", "the body must be nested at most 254 deep") from error
+def _body(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:  # orjson reads four times as deep as it writes
+        raise ApiError(400, "invalid", "the body must be nested at most 254 deep") from error
 
 
 def completion_prompts(value: Any) -> list[Prompt]:
@@ -325,7 +283,6 @@ def _text(content: Any, where: str) -> str:
 
 
 def _invalid(param: str, message: str, *, hint: str = "") -> ApiError:
-    """400 that names the field."""
     return ApiError(400, "invalid", message, hint=hint, param=param)
 
 
@@ -333,11 +290,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     if isinstance(error, ApiError):
         return error.response(path)
-    if not isinstance(error, HTTPException):
-        return internal_error().response(path)  # uvicorn logs the traceback
-    code, message = {
-        404: ("not_found", f"nothing is served at {path[:200]}"),
-        405: ("method_not_allowed", f"{path[:200]} does not accept {request.method}"),
-        413: ("body_too_large", "the body is larger than --max-body-bytes"),
-    }.get(error.status_code, ("bad_request", str(error.detail)))
-    return ApiError(error.status_code, code, message, headers=error.headers).response(path)
+    if isinstance(error, HTTPException):
+        return from_http(request, error, body_limit="--max-body-bytes").response(path)
+    return internal_error().response(path)  # uvicorn logs the traceback

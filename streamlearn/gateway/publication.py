@@ -110,11 +110,9 @@ class ModelNames:
         self._by_model = {publication.model_of(regime): regime for regime in publication.regimes}
 
     def is_routed(self, model: str) -> bool:
-        """Whether requests for this model are routed."""
         return model == self._publication.name
 
     def routed(self, prompt: RoutedPrompt) -> Target:
-        """What answers a routed prompt."""
         return self._current(prompt.regime)._replace(score=prompt.score)
 
     def named(self, model: str, served: Iterable[str]) -> Target:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Literal, NamedTuple
 
 import httpx2
@@ -16,8 +17,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import EVENT_STREAM, ApiError, unavailable
@@ -226,7 +225,6 @@ class Fleet:
         await asyncio.gather(*(poll(upstream) for upstream in self.upstreams))
 
     async def poll(self) -> None:
-        """Poll every server once."""
         await asyncio.gather(*(upstream.poll() for upstream in self.upstreams))
 
     @property
@@ -235,7 +233,6 @@ class Fleet:
         return frozenset().union(*(upstream.models for upstream in self.upstreams))
 
     def has_all(self, models: Iterable[str]) -> bool:
-        """Whether each of the models is served somewhere."""
         return self.models.issuperset(models)
 
     async def send(self, model: str, path: str, body: bytes) -> Answer | EventStream:
@@ -308,29 +305,17 @@ class GatewayMetrics:
         )
         ProcessCollector(registry=self.registry)
 
-    def watch(self, upstreams: Callable[[], Iterator[Upstream]]) -> None:
+    def watch(self, upstreams: Sequence[Upstream]) -> None:
         """Report the state of the upstreams, as of the scrape."""
-        self.registry.register(_UpstreamCollector(upstreams))
+        gauges: list[tuple[str, str, Callable[[Upstream], float]]] = [
+            ("up", "Whether the upstream can be used: 0 after a failed poll.", lambda server: server.is_reachable),
+            ("models", "Models that the upstream serves.", lambda server: len(server.models)),
+            ("in_flight", "Requests that the upstream is answering.", lambda server: server.in_flight),
+        ]
+        for name, description, read in gauges:
+            gauge = Gauge(f"streamlearn_gateway_upstream_{name}", description, ["upstream"], registry=self.registry)
+            for upstream in upstreams:
+                gauge.labels(upstream.url).set_function(partial(read, upstream))
 
     def exposition(self) -> bytes:
-        """All metrics in the Prometheus text format, `CONTENT_TYPE`."""
         return generate_latest(self.registry)
-
-
-class _UpstreamCollector(Collector):
-    def __init__(self, upstreams: Callable[[], Iterator[Upstream]]) -> None:
-        self._upstreams = upstreams
-
-    def collect(self) -> Iterator[Metric]:
-        up = _gauge("upstream_up", "Whether the upstream can be used: 0 after a failed poll.")
-        models = _gauge("upstream_models", "Models that the upstream serves.")
-        in_flight = _gauge("upstream_in_flight", "Requests that the upstream is answering.")
-        for upstream in self._upstreams():
-            up.add_metric([upstream.url], float(upstream.is_reachable))
-            models.add_metric([upstream.url], len(upstream.models))
-            in_flight.add_metric([upstream.url], upstream.in_flight)
-        yield from (up, models, in_flight)
-
-
-def _gauge(name: str, documentation: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"streamlearn_gateway_{name}", documentation, labels=["upstream"])

@@ -174,7 +174,6 @@ _BYTES = 32
 
 
 def token_path(settings: Settings) -> Path:
-    """Path of the token file."""
     return settings.serve.token_file or settings.state / TOKEN_FILE
 
 
@@ -214,7 +213,6 @@ def read_token(path: Path) -> str:
 
 
 def _create(path: Path) -> None:
-    """Write the file atomically."""
     new = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state folder, at the first start

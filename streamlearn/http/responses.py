@@ -7,16 +7,22 @@ On the paths of OpenAI's API an error has the form that its clients read:
     {"error": {"message": "...; retry after ...", "type": "server_error", "param": null, "code": "queue_full"}}
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 OPENAI_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions")
 """Paths of OpenAI's API; `/v1/models/NAME` belongs to the first."""
 EVENT_STREAM = "text/event-stream"
+
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -62,14 +68,54 @@ class ApiError(Exception):
 
 
 def unavailable(code: str, message: str, *, hint: str, retry_after_s: int) -> ApiError:
-    """503 with Retry-After."""
     return ApiError(503, code, message, hint=hint, headers={"retry-after": str(retry_after_s)})
+
+
+def from_http(request: Request, error: HTTPException, *, body_limit: str, hint: str = "") -> ApiError:
+    """An error of the framework in our form; `body_limit` is the setting that limits the body."""
+    path = request.scope["path"][:200]
+    code, message = {
+        400: ("not_json", "the body must be JSON"),
+        404: ("not_found", f"nothing is served at {path}"),
+        405: ("method_not_allowed", f"{path} does not accept {request.method}"),
+        413: ("body_too_large", f"the body is larger than {body_limit}"),
+    }.get(error.status_code, ("bad_request", str(error.detail)))
+    return ApiError(error.status_code, code, message, hint=hint, headers=error.headers)
 
 
 def internal_error() -> ApiError:
     """500 without details, which are in the log."""
     hint = "see the traceback in the server's log"
     return ApiError(500, "internal", "the request failed inside the server", hint=hint)
+
+
+def client_left() -> ApiError:
+    """499: the client disconnected; no one reads this."""
+    return ApiError(499, "client_left", "the client closed the connection; its request was cancelled")
+
+
+async def disconnect(receive: Receive) -> None:
+    """Return when the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects.
+
+    Raises:
+        ApiError: 499, the client disconnected.
+    """
+    working, left = asyncio.ensure_future(work), asyncio.ensure_future(disconnect(receive))
+    try:
+        waiting: set[asyncio.Future[Any]] = {working, left}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+    finally:
+        working.cancel()
+        left.cancel()
+    raise client_left()
 
 
 def answer_headers(model: str, regime: int | None, score: float | None) -> dict[str, str]:

@@ -46,7 +46,6 @@ class Listener:
 
     @classmethod
     def for_requests(cls, settings: ListenSettings) -> Self:
-        """The endpoint of the daemon or of a gateway."""
         keys = f"{settings.key_prefix}host", f"{settings.key_prefix}port"
         instead = "set serve.enabled: false" if isinstance(settings, ServeSettings) else "choose another port"
         return cls(settings.host, settings.port, keys, instead, settings.tls_certfile, settings.tls_keyfile)

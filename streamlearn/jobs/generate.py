@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from streamlearn.jobs.queue import (
+    FinishReason,
     GenerateJob,
     GenerateResult,
     GenerationStart,
@@ -52,14 +53,8 @@ def generate(
         on_token=text.add,
     )
     text.finish()
-    return GenerateResult(
-        step=step,
-        text="".join(text.pieces),
-        tokens=len(output),
-        prompt_tokens=len(prompt),
-        finish_reason="length" if len(output) == job.max_new_tokens and not text.stopped else "stop",
-        route=routed.route,
-    )
+    reason: FinishReason = "length" if len(output) == job.max_new_tokens and not text.stopped else "stop"
+    return GenerateResult(step, len(prompt), routed.route, "".join(text.pieces), len(output), reason)
 
 
 def encoded(given: PromptInput, decoder: Decoder) -> Prompt:
@@ -88,7 +83,6 @@ class _Text:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
         return self._stop.found
 
     def add(self, _: int, token: int) -> bool:
@@ -97,7 +91,6 @@ class _Text:
         return not self.stopped
 
     def finish(self) -> None:
-        """Write what was held back."""
         if not self.stopped:
             self._write(self._stop.add(self._incremental.flush()))
         if not self.stopped:

@@ -51,7 +51,6 @@ class GenerationStream:
         """None before the job runs."""
 
     def begin(self, start: GenerationStart) -> None:
-        """Publish what generates the text."""
         self.start = start
         self._notify()
 
@@ -204,23 +203,16 @@ class EvalResult(ApiModel):
     """Time spent on the job, not counting the time in the queue."""
 
 
-class GenerateResult(ApiModel):
+@dataclass(frozen=True, slots=True)
+class GenerateResult(GenerationStart):
     """Generated text."""
 
-    step: int
-    """Optimizer updates made before the job."""
     text: str
     """The continuation, without the prompt."""
     tokens: int
     """Generated tokens."""
-    prompt_tokens: int
-    """Tokens of the prompt."""
     finish_reason: FinishReason
     """stop: the text ended by itself or with a stop string; length: at the maximum number of tokens."""
-    route: Route
-    """The prompt's regime, and what generated the text."""
-    seconds: float = 0.0
-    """Time spent on the job, not counting the time in the queue."""
 
 
 class RouteResult(ApiModel):
@@ -277,7 +269,6 @@ class Ticket:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client disconnected or timed out."""
         return self.future.cancelled()
 
     def begin(self) -> bool:

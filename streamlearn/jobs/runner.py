@@ -92,7 +92,6 @@ class JobRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running or queued."""
         return self._running is not None or len(self._jobs) > 0
 
     def serve(self, budget_s: float) -> float:
@@ -141,9 +140,11 @@ class JobRunner:
                 try:
                     next(job.work)
                 except StopIteration as finished:
-                    seconds = job.seconds + self._clock() - began
-                    job.ticket.finish(finished.value.model_copy(update={"seconds": seconds}))
-                    self.requests.update((route.known, route.answered_by) for route in _answered(finished.value))
+                    result = finished.value
+                    if not isinstance(result, GenerateResult):
+                        result = result.model_copy(update={"seconds": job.seconds + self._clock() - began})
+                    job.ticket.finish(result)
+                    self.requests.update((route.known, route.answered_by) for route in _answered(result))
                     return
                 if self._clock() >= deadline:
                     job.weights = job.weights or self._learner.pin()

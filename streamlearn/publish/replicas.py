@@ -96,8 +96,6 @@ def _message(answer: httpx2.Response) -> str:
     return text
 
 
-
-
 class ReplicaSet:
     """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
 

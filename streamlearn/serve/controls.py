@@ -36,7 +36,6 @@ _BODIES: dict[str, tuple[Any, Any]] = {
 
 
 def requester(request: Request) -> Requester:
-    """The client of a request."""
     peer = request.client.host if request.client is not None else None
     return Requester.from_request(peer, token=True, agent=request.headers.get("user-agent", ""))
 

@@ -18,7 +18,7 @@ from starlette.types import Receive
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import is_json, wrong_content_type
-from streamlearn.http.responses import ApiError, internal_error
+from streamlearn.http.responses import ApiError, from_http, internal_error, while_connected
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
 from streamlearn.status import UnknownRegimeError
 
@@ -46,7 +46,10 @@ def install_error_handlers(
             case ApiError():
                 return error
             case HTTPException():
-                return _from_http(request, error, paths_hint)
+                found = from_http(request, error, body_limit="serve.max_body_bytes", hint=paths_hint)
+                if found.status == 405:
+                    found.headers = {"allow": _allowed(request)}
+                return found
             case RequestValidationError():
                 return _from_invalid(request, error)
             case StreamlearnError():
@@ -58,18 +61,6 @@ def install_error_handlers(
 
     for kind in (ApiError, HTTPException, RequestValidationError, StreamlearnError, Exception):
         app.add_exception_handler(kind, respond)
-
-
-def _from_http(request: Request, error: HTTPException, hint: str) -> ApiError:
-    path = request.scope["path"]
-    code, message = {
-        400: ("not_json", "the body must be JSON"),
-        404: ("not_found", f"nothing is served at {path}"),
-        405: ("method_not_allowed", f"{path} does not accept {request.method}"),
-        413: ("body_too_large", "the body is larger than serve.max_body_bytes"),
-    }.get(error.status_code, ("bad_request", str(error.detail)))
-    headers = {"allow": _allowed(request)} if error.status_code == 405 else error.headers
-    return ApiError(error.status_code, code, message, hint=hint, headers=headers)
 
 
 def _allowed(request: Request) -> str:
@@ -172,18 +163,15 @@ async def wait_for_result(receive: Receive, future: Future[Result], deadline_s: 
         StreamlearnError: the job failed with this error.
     """
     result = asyncio.wrap_future(future)
-    disconnected = asyncio.ensure_future(disconnect(receive))
     try:
-        waiting: set[asyncio.Future[Any]] = {result, disconnected}
-        await asyncio.wait(waiting, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        if result.done() and not result.cancelled():
+        async with asyncio.timeout(deadline_s):
+            await while_connected(receive, asyncio.wait([result]))
             return unwrap(result)
+    except TimeoutError:
+        pass
     finally:
         future.cancel()  # no effect on a finished one, or on a control that has begun
         result.cancel()
-        disconnected.cancel()
-    if disconnected.done() and not disconnected.cancelled():
-        raise client_left()
     if future.cancelled():
         raise too_slow(deadline_s)
     message = f"the control was not finished within {deadline_s:g} s; it has begun and will be completed"
@@ -203,18 +191,6 @@ def unwrap(finished: asyncio.Future[Result] | Future[Result]) -> Result:
     return finished.result()
 
 
-def client_left() -> ApiError:
-    """The client disconnected; no one reads this."""
-    return ApiError(499, "client_left", "the client closed the connection; the job was cancelled")
-
-
 def too_slow(deadline_s: float) -> ApiError:
-    """The deadline passed."""
     message = f"the job must finish within {deadline_s:g} s and was cancelled"
     return ApiError(504, "too_slow", message, hint="send fewer examples per request")
-
-
-async def disconnect(receive: Receive) -> None:
-    """Return when the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -23,7 +23,6 @@ def health_app(board: Board) -> FastAPI:
 
 
 def health_routes(board: Board) -> APIRouter:
-    """`/livez` and `/readyz`."""
     routes = APIRouter(tags=["health"])
 
     def fails(description: str) -> dict[int | str, dict[str, Any]]:

@@ -72,7 +72,6 @@ def info(name: str, documentation: str, labels: Mapping[str, str]) -> Metric:
 
 
 def adaptation_metrics(status: Status) -> Iterator[Metric]:
-    """Regimes and hold-out scores."""
     yield from _regimes(status.adaptation)
     yield from _holdout(status.adaptation)
 
@@ -137,7 +136,6 @@ def request_metrics(status: Status) -> Iterator[Metric]:
 
 
 def publication_metrics(publication: PublicationStatus) -> Iterator[Metric]:
-    """The newest publication, and work in progress."""
     yield gauge("publication_sequence", "Number of the newest publication.", publication.sequence)
     published = [regime for regime in publication.regimes if regime.version is not None]
     yield gauge("published_regimes", "Regimes of which a version is published.", len(published))
@@ -157,7 +155,6 @@ def publication_metrics(publication: PublicationStatus) -> Iterator[Metric]:
 
 
 def tracker_metrics(trackers: Sequence[TrackerStatus]) -> Iterator[Metric]:
-    """Trackers."""
     failures = [([tracker.name], tracker.failures) for tracker in trackers]
     yield counters("tracker_failures", "Failed writes to an experiment tracker by this process.", ["tracker"], failures)
     dropped = [([tracker.name], tracker.dropped) for tracker in trackers]
@@ -183,7 +180,6 @@ class StatusCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families, from one status."""
         status = self._board.read()
         yield from self._health(status)
         yield from _stream(status)

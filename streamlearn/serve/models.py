@@ -501,18 +501,15 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
 
 
 def regimes_view(status: Status) -> RegimesView:
-    """Body of /v1/regimes."""
     current = status.adaptation.current
     return _project(RegimesView, status.adaptation, current=current and current.number)
 
 
 def shifts_view(status: Status) -> ShiftsView:
-    """Body of /v1/shifts."""
     return _project(ShiftsView, status.adaptation, total=_totals(status.adaptation))
 
 
 def publication_view(status: Status) -> PublicationView:
-    """Body of /v1/publication."""
     publication = status.publication or PublicationStatus()
     return _project(
         PublicationView,
@@ -623,7 +620,6 @@ class HistoryBody:
         self._rendered_at = 0.0
 
     def read(self) -> bytes:
-        """The newest body."""
         history, now = self._board.read().history, self._clock.monotonic()
         if self._history is None or (history is not self._history and now - self._rendered_at >= RENDER_EVERY_S):
             self._history, self._rendered_at, self._body = history, now, history_body(history)

@@ -14,7 +14,14 @@ from fastapi.sse import format_sse_event
 from starlette.types import Receive
 
 from streamlearn.errors import RecordError, StreamlearnError
-from streamlearn.http.responses import EVENT_STREAM, ApiError, EventStreamResponse, answer_headers
+from streamlearn.http.responses import (
+    EVENT_STREAM,
+    ApiError,
+    EventStreamResponse,
+    answer_headers,
+    client_left,
+    disconnect,
+)
 from streamlearn.jobs.queue import (
     FinishReason,
     GenerateJob,
@@ -24,10 +31,11 @@ from streamlearn.jobs.queue import (
     JobQueue,
     PromptInput,
 )
-from streamlearn.serve.errors import client_left, disconnect, require_at_most, too_slow, unwrap, wait_for_result
+from streamlearn.serve.errors import require_at_most, too_slow, unwrap, wait_for_result
 from streamlearn.serve.health import require_ready
 from streamlearn.serve.models import JOB_ERRORS
 from streamlearn.serve.openai_schemas import (
+    DEFAULT_TEXT_TOKENS,
     Answer,
     ChatCompletionRequest,
     ModelCard,
@@ -77,8 +85,7 @@ class _Writer:
 
     chat: bool
     model: str
-    step: int
-    route: Route
+    start: GenerationStart
     id: str
     created: int
 
@@ -113,8 +120,8 @@ class _Writer:
             object=kind if self.chat else "text_completion",
             created=self.created,
             model=self.model,
-            system_fingerprint=f"step-{self.step}",
-            route=self.route,
+            system_fingerprint=f"step-{self.start.step}",
+            route=self.start.route,
             choices=choices,
             usage=usage,
         )
@@ -241,7 +248,7 @@ class Answering:
                 parts = follow(self._jobs, job, request.receive, self._deadline_s)
                 start = await anext(parts)  # or an error, which is no stream yet
                 assert isinstance(start, GenerationStart), "a generation begins with its start"
-                writer = self._writer(body, start.step, start.route)
+                writer = self._writer(body, start)
                 wants_usage = bool(body.stream_options and body.stream_options.include_usage)
                 events = _events(parts, writer, wants_usage=wants_usage)
                 return EventStreamResponse(events, parts.aclose, _headers(writer))
@@ -250,7 +257,7 @@ class Answering:
             field = "prompt" if job.prompt is not None else "messages"
             raise ApiError(400, error.reason, str(error), param=field) from error
         assert isinstance(result, GenerateResult), "a generation ends with its text"
-        writer = self._writer(body, result.step, result.route)
+        writer = self._writer(body, result)
         response.headers.update(_headers(writer))
         return writer.whole(result)
 
@@ -258,14 +265,15 @@ class Answering:
         require_ready(self._board)
         requested = self._requested(body.model)
         refuse_unsupported(body.model_extra or {}, type(body).model_fields)
+        tokens = limit = self._settings.max_new_tokens
         if isinstance(body, ChatCompletionRequest):
             given = conversation_of(body.messages)
         else:
             given = PromptInput(body.prompt, None)
-        limit = self._settings.max_new_tokens
-        tokens = min(limit, body.default_tokens or limit)
-        for field, number in body.token_limits.items():
-            tokens = require_at_most(limit, number, field=field, setting="max_new_tokens")
+            tokens = min(limit, DEFAULT_TEXT_TOKENS)
+        for field in ("max_tokens", "max_completion_tokens"):
+            if (number := getattr(body, field, None)) is not None:
+                tokens = require_at_most(limit, number, field=field, setting="max_new_tokens")
         return GenerateJob(
             given.prompt,
             given.messages,
@@ -284,11 +292,11 @@ class Answering:
             raise ApiError(404, "model_not_found", message, hint=hint, param="model")
         return requested
 
-    def _writer(self, body: TextCompletionRequest | ChatCompletionRequest, step: int, route: Route) -> _Writer:
+    def _writer(self, body: TextCompletionRequest | ChatCompletionRequest, start: GenerationStart) -> _Writer:
         chat = isinstance(body, ChatCompletionRequest)
-        model = ModelNames(self._name, self._board.read().backbone).answered_by(route)
+        model = ModelNames(self._name, self._board.read().backbone).answered_by(start.route)
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        return _Writer(chat, model, step, route, answer_id, int(self._clock.wall()))
+        return _Writer(chat, model, start, answer_id, int(self._clock.wall()))
 
 
 def _regimes(status: Status) -> list[int]:
@@ -297,7 +305,7 @@ def _regimes(status: Status) -> list[int]:
 
 
 def _headers(writer: _Writer) -> dict[str, str]:
-    return answer_headers(writer.model, writer.route.regime, writer.route.score)
+    return answer_headers(writer.model, writer.start.route.regime, writer.start.route.score)
 
 
 _DATA = {"type": "string", "description": "JSON with a piece of the text, or [DONE]."}

@@ -3,7 +3,7 @@
 import difflib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, WithJsonSchema
 
@@ -14,6 +14,8 @@ from streamlearn.status import Route
 from streamlearn.stream.decode import Role
 
 DEFAULT_NAME = "streamlearn"
+DEFAULT_TEXT_TOKENS = 16
+"""Maximum number of tokens of a continued text whose request has none, as OpenAI's."""
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
 """Length of a stop string: the end of a text is compared with every beginning of every string."""
@@ -170,14 +172,6 @@ class _AnswerRequest(OpenAISchema):
     max_tokens: PositiveCount | None = None
     """Maximum number of tokens to generate; at most serve.max_new_tokens."""
 
-    default_tokens: ClassVar[int | None] = None
-    """Maximum number of tokens when the request has none; None: serve.max_new_tokens."""
-
-    @property
-    def token_limits(self) -> dict[str, int]:
-        """The given maximum number of tokens by its field; the last counts."""
-        return {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-
     def sampling(self) -> Sampling | None:
         """How tokens are chosen, with a random seed where the request has none; None: greedily."""
         temperature = 1.0 if self.temperature is None else self.temperature
@@ -205,7 +199,6 @@ class TextCompletionRequest(_AnswerRequest):
         WithJsonSchema({"anyOf": [_NON_EMPTY, {"type": "array", "items": _NON_EMPTY, "minItems": 1, "maxItems": 1}]}),
     ]
     """Text to continue, or a list with one."""
-    default_tokens: ClassVar[int | None] = 16  # as OpenAI
 
 
 class ChatTurn(OpenAISchema):
@@ -232,11 +225,6 @@ class ChatCompletionRequest(_AnswerRequest):
     """The conversation so far."""
     max_completion_tokens: PositiveCount | None = None
     """The newer name of `max_tokens`; if both are given, this one counts."""
-
-    @property
-    def token_limits(self) -> dict[str, int]:
-        newer = {} if self.max_completion_tokens is None else {"max_completion_tokens": self.max_completion_tokens}
-        return super().token_limits | newer
 
 
 def conversation_of(messages: Sequence[ChatTurn]) -> PromptInput:

@@ -67,7 +67,6 @@ _PAGE_HEADERS = {
 
 
 def is_page_request(request: Request) -> bool:
-    """Whether a request is for the page or one of its files."""
     if request.method not in SAFE_METHODS:
         return False
     path: str = request.scope["path"]  # what the routes see; `url` is made of the Host header too

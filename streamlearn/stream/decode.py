@@ -126,11 +126,9 @@ class Decoder:
 
     @property
     def stop(self) -> frozenset[int]:
-        """Tokens that end a generated answer."""
         return self._encoder.stop
 
     def text(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text, without control tokens."""
         return self._encoder.to_text(ids)
 
     def prompt(self, value: str | Sequence[Mapping[str, Any]], image: object = None) -> Prompt:

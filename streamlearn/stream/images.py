@@ -201,7 +201,6 @@ class ImagePlaceholders:
         )
 
     def encode_prompt(self, encoder: Encoder, prompt: str, images: Sequence[RecordImage]) -> list[int]:
-        """Return a prompt's tokens with one placeholder per image."""
         pieces = prompt.split(IMAGE_MARK) if images else [prompt]
         if len(pieces) == 1:
             pieces = [""] * len(images) + pieces

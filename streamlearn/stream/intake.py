@@ -123,11 +123,6 @@ GivenUp = Mapping[RecordId, tuple[Reason, str]]
 """Records that become dead letters without being decoded, with the reason and the message."""
 
 
-def _unguarded(record: RecordId) -> AbstractContextManager[None]:
-    del record
-    return nullcontext()
-
-
 class Intake:
     """Returns one batch after another, from where the source stands."""
 
@@ -143,7 +138,7 @@ class Intake:
         journalled: Iterable[BatchEnd] = (),
         skipped: Sequence[OffsetRange] = (),
         given_up: GivenUp = MappingProxyType({}),
-        decoding: Callable[[RecordId], AbstractContextManager[None]] = _unguarded,
+        decoding: Callable[[RecordId], AbstractContextManager[None]] = lambda _: nullcontext(),
         ahead: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -37,7 +37,6 @@ class PartitionRun(NamedTuple):
 
     @property
     def origin(self) -> TopicPartition:
-        """The partition of these records."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -77,7 +76,6 @@ class Position(Mapping[TopicPartition, int]):
 
     @classmethod
     def from_json(cls, rows: Iterable[Iterable[str | int]]) -> "Position":
-        """The inverse of `to_json`."""
         return cls({TopicPartition(str(topic), int(part)): int(offset) for topic, part, offset in rows})
 
 
@@ -138,6 +136,5 @@ class OffsetRange:
 
     @classmethod
     def from_json(cls, row: Iterable[str | int]) -> Self:
-        """The inverse of `to_json`. Raises ValueError or TypeError for anything else."""
         topic, partition, first, last = row
         return cls(TopicPartition(str(topic), int(partition)), int(first), int(last))

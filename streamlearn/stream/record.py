@@ -8,27 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
-from streamlearn.stream.position import Gap, OffsetRange, PartitionRun, Position, RecordId, TopicPartition
-
-__all__ = [
-    "FORMS",
-    "IGNORED",
-    "Batch",
-    "DeadLetteredRecord",
-    "Example",
-    "Form",
-    "Gap",
-    "ImageInputs",
-    "OffsetRange",
-    "PartitionRun",
-    "Position",
-    "Prompt",
-    "Record",
-    "RecordId",
-    "RecordImage",
-    "StoredExample",
-    "TopicPartition",
-]
+from streamlearn.stream.position import PartitionRun, RecordId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +24,6 @@ class Record:
 
     @property
     def id(self) -> RecordId:
-        """The record's identity."""
         return RecordId(self.origin, self.offset)
 
 
@@ -117,7 +96,6 @@ class RecordImage:
 
     @property
     def inputs(self) -> ImageInputs:
-        """The model's inputs, computed again after `drop_inputs`."""
         if self._inputs is None:
             self._inputs = self._compute()
         return self._inputs
@@ -213,5 +191,4 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all examples."""
         return sum(len(example.input_ids) for example in self.examples)

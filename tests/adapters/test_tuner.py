@@ -16,7 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from streamlearn.adapters import PRESETS, Bank, HeadLoraConfig, attach, banks, resolve
+from streamlearn.adapters import PRESETS, HeadLoraConfig, attach, banks, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 from tests.variants import variants
@@ -80,7 +80,7 @@ def test_trains_the_experts_and_nothing_else(architecture: str, preset: Any) -> 
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("preset", list(PRESETS))
+@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "mot"])
 def test_the_backward_pass_ends_at_the_first_layer(preset: Any, tmp_path: Path) -> None:
     """Layers below get no experts and what they compute needs no gradient; a saved adapter is loaded the same."""
     model = backbone()
@@ -139,23 +139,6 @@ def test_banks_come_in_the_backbones_order() -> None:
     assert all(p.requires_grad for bank in found for p in (bank.A, bank.B))
 
 
-def load(bank: Bank) -> Tensor:
-    assert bank.load_HK is not None
-    return bank.load_HK
-
-
-def test_routing_is_recorded_until_the_reset() -> None:
-    """`load_HK` counts training passes and stays until it is reset."""
-    adapted = attach(backbone(), HeadLoraConfig(), seed=1)
-    logits(adapted)
-    assert not any(load(bank).any() for bank in banks(adapted))
-    train(adapted, 1)
-    assert all(load(bank).any(1).all() for bank in banks(adapted))
-    for bank in banks(adapted):
-        bank.reset_load()
-    assert not any(load(bank).any() for bank in banks(adapted))
-
-
 def test_the_seed_decides_the_start() -> None:
     """The global random state has no effect and does not change."""
     state = torch.random.get_rng_state()
@@ -163,13 +146,6 @@ def test_the_seed_decides_the_start() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_a_router_without_gradient_stays_frozen() -> None:
-    """It requires no gradient, so the optimizer does not apply weight decay to it."""
-    found = banks(attach(backbone(), HeadLoraConfig(router_gradient="none"), seed=1))
-    assert not any(bank.router is None or bank.router.requires_grad for bank in found)
-    assert all(bank.A.requires_grad for bank in found)
 
 
 def test_nothing_is_attached_where_the_check_refuses() -> None:
@@ -282,13 +258,6 @@ def test_a_layer_whose_only_adapter_was_deleted_is_the_backbones(options: dict[s
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
-def test_an_input_without_tokens(options: dict[str, Any]) -> None:
-    linear = adapted(**options).base_model.model.model.layers[0].mlp.up_proj
-    assert linear(torch.zeros(0, 32)).shape == (0, 64)
-    assert linear(torch.zeros(0, 5, 32)).shape == (0, 5, 64)
-
-
 def test_generation_keeps_the_experts_of_the_prompt() -> None:
     """Where sequences are routed: with cached keys and values as without, token by token."""
     model = adapted(**SEQUENCES)
@@ -316,17 +285,8 @@ def test_weights_are_read_onto_the_meta_device_and_from_there(options: dict[str,
     assert torch.equal(logits_of(again), logits_of(model))
 
 
-def test_heads_that_do_not_divide_a_target_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_heads: must divide .* 5 does not divide 32, .*up_proj"):
-        adapted(num_heads=5)
-    model = adapted()
-    with pytest.raises(ConfigError, match=r"num_heads: must divide .* 3 does not divide 32"):
-        model.add_adapter("other", HeadLoraConfig(target_modules=["up_proj"], num_heads=3))
-
-
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # by dynamo itself
-@pytest.mark.parametrize("experts", [1, 2])
-@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(("experts", "grad"), [(1, True), (2, False)])
 def test_a_compiled_model_is_one_graph(experts: int, grad: bool) -> None:
     """Whether or not a gradient is wanted."""
     torch.manual_seed(0)

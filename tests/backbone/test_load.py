@@ -9,7 +9,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -165,7 +164,7 @@ def test_an_unknown_builtin_is_refused() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "one-word", "a/b/c", "owner/a--b"])
+@pytest.mark.parametrize("name", ["./nowhere", "a/b/c", "owner/a--b"])
 def test_a_missing_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is neither a folder nor a hub id is not requested from the hub."""
     forbid_download(monkeypatch)
@@ -175,30 +174,12 @@ def test_a_missing_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     }
 
 
-@pytest.mark.parametrize("revision", [None, "main", REVISION[:-1]])
+@pytest.mark.parametrize("revision", [None, REVISION[:-1]])
 def test_a_hub_id_needs_a_pinned_commit(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A branch can move, so a full commit is required, before anything is requested from the hub."""
     forbid_download(monkeypatch)
     (message,) = refusals(settings_for("owner/name", revision=revision))
     assert message.startswith(f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {revision!r}")
-
-
-def test_a_hub_model_is_located_in_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a model whose files are all in the cache is on this machine; nothing is downloaded to find out."""
-    complete = True
-
-    def download(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
-        assert (name, revision, local_files_only) == ("owner/name", REVISION, True)
-        assert "*.safetensors" in allow_patterns
-        if not complete:
-            raise LocalEntryNotFoundError("files are missing")
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    settings = settings_for("owner/name", revision=REVISION)
-    assert locate(settings) == folder
-    complete = False
-    assert locate(settings) is None
 
 
 def test_the_hubs_own_cache_is_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +229,6 @@ def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
     }
 
 
-def test_a_folder_without_a_configuration_is_refused(folder: Path) -> None:
-    """The message says that it is not a language model."""
-    (folder / "config.json").unlink()
-    assert "not a causal language model supported by the installed transformers" in refusal(settings_for(folder))
-
-
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     """Only causal language models are accepted."""
     folder = config_alone(tmp_path, "clip")
@@ -291,7 +266,6 @@ def test_an_architecture_that_ignores_the_packing_is_refused(architecture: str, 
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("architecture", "obstacle"),
     [
@@ -299,22 +273,19 @@ def test_an_architecture_that_ignores_the_packing_is_refused(architecture: str, 
         ("doge", "attention with a mask of its own"),
     ],
 )
-def test_an_architecture_that_loses_the_packing_is_refused(
-    architecture: str, obstacle: str, dtype: str, tmp_path: Path
-) -> None:
+def test_an_architecture_that_loses_the_packing_is_refused(architecture: str, obstacle: str, tmp_path: Path) -> None:
     """Its configuration says nothing: this is measured when it is loaded."""
     folder = random_model(tmp_path, architecture)
-    settings = settings_for(folder, dtype=dtype)
+    settings = settings_for(folder)
     shape = outline(settings)
     with pytest.raises(ConfigError) as caught:
         load(settings, shape)
     assert str(caught.value).startswith(f"backbone.model {folder}: {obstacle} cannot be packed; ")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ["deepseek_v3", "jetmoe", "mixtral"])
+@pytest.mark.parametrize(("architecture", "dtype"), [("jetmoe", "float32"), ("mixtral", "bfloat16")])
 def test_an_architecture_that_keeps_the_packing_is_accepted(architecture: str, dtype: str, tmp_path: Path) -> None:
-    """Also one with unequal head sizes, with another layout of heads, or with a choice among experts."""
+    """Also one with another layout of heads, or with a choice among experts."""
     assert load_from(random_model(tmp_path, architecture), dtype=dtype).arithmetic.name == dtype
 
 
@@ -368,14 +339,6 @@ def test_missing_weights_are_refused(folder: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"has no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
         load_from(folder)
-
-
-def test_weights_of_another_size_are_a_configuration_error(folder: Path) -> None:
-    """Configuration and weights of different models are refused."""
-    settings = settings_for(folder)
-    change_config(folder, intermediate_size=48)
-    with pytest.raises(ConfigError, match=f"cannot be loaded from {folder}"):
-        load(settings, outline(settings))
 
 
 def test_a_missing_tokenizer_is_a_configuration_error(folder: Path) -> None:
@@ -494,11 +457,3 @@ def test_a_cpu_multiplies_bf16_with_amx_or_avx512_bf16(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16, raising=False)
     assert cpu_multiplies_bf16() is expected
-
-
-def test_a_torch_that_cannot_tell_counts_as_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks are private to torch; without them, the safe result is False."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
-    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
-    assert cpu_multiplies_bf16() is False

@@ -218,24 +218,21 @@ def test_an_example_is_restored_from_its_bytes(backbone: Backbone) -> None:
                 assert all(np.array_equal(one.inputs.features[n], other.inputs.features[n]) for n in one.axes)
 
 
-@pytest.mark.parametrize(
-    ("record", "reason", "message"),
-    [
+def test_an_unusable_record_is_refused(backbone: Backbone) -> None:
+    """With its reason; the message states what was found."""
+    decoder = decoder_of(backbone)
+    cases: list[tuple[dict[str, Any], Reason, str]] = [
         ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
         ({"text": "a"}, Reason.BAD_FORM, "image requires"),
         ({"prompt": "a", "completion": "c", "image": []}, Reason.TOO_LARGE, "1 to 8 images"),
         ({"prompt": "a", "completion": "c", "image": "!"}, Reason.BAD_IMAGE, "base64"),
         ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never downloaded"),
         ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),
-    ],
-)
-def test_an_unusable_record_is_refused(
-    backbone: Backbone, record: dict[str, Any], reason: Reason, message: str
-) -> None:
-    """With its reason; the message states what was found."""
-    with pytest.raises(RecordError, match=message) as caught:
-        decoder_of(backbone).decode_value({"image": as_base64(make_image()), **record})
-    assert caught.value.reason is reason
+    ]
+    for record, reason, message in cases:
+        with pytest.raises(RecordError, match=message) as caught:
+            decoder.decode_value({"image": as_base64(make_image()), **record})
+        assert caught.value.reason is reason
 
 
 def test_text_cannot_forge_an_image(backbone: Backbone) -> None:

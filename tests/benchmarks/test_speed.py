@@ -37,7 +37,7 @@ def test_lora_gets_as_many_activated_parameters() -> None:
     assert abs(target - found) <= activated_parameters(resolve(AdapterSettings(preset="lora", rank=1)), SHAPES) / 2
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", [name for name in ARMS if name != "streamlearn_300"])
 def test_every_arm_takes_a_step(tiny: Path, tmp_path: Path, name: str) -> None:
     """The frozen floor computes gradients only; every other arm trains."""
 

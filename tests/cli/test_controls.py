@@ -1,20 +1,16 @@
 """`streamlearn snapshots`: list, show and verify, as a terminal of 80 columns shows them."""
 
-import io
 from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import Result
-from rich.console import Console
 from typer.testing import CliRunner
 
 from streamlearn.cli import controls as snapshots
 from streamlearn.cli import options
 from streamlearn.cli.main import app
-from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.stream.position import Position, TopicPartition
 from tests.snapshot.kit import save
 
 
@@ -40,24 +36,6 @@ def test_list_has_a_row_per_snapshot_newest_last(config: Path) -> None:
     assert rows[0] == ["snapshot", "written", "(UTC)", "bytes", "position"]
     assert [row[:3] for row in rows[2:]] == [[name, "2026-01-31", "12:00:00"] for name in ("00000003", "00000042")]
     assert [row[4:] for row in rows[2:]] == [["orders-0", "at", "12"], ["orders-0", "at", "168"]]
-
-
-def test_an_empty_list_is_a_sentence(config: Path) -> None:
-    config.write_text(config.read_text().replace("state: state", "state: elsewhere"))
-    assert invoke("list", "--config", str(config)).output == "no snapshots yet\n"
-
-
-def test_nothing_of_the_list_is_truncated() -> None:
-    """A long position is folded within its column."""
-    position = Position({TopicPartition("a.topic.with.a.long.name", each): 123_456_789 for each in range(8)})
-    info = SnapshotInfo("0000000012345678", 12_345_678, "2026-01-31T12:00:00.123+00:00", 123_456_789_012, position)
-    console = Console(file=io.StringIO(), width=80)
-    console.print(snapshots.snapshot_table([info]))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert {"0000000012345678", "snapshot", "written", "position"} <= set(text.split())
-    assert "123,456,789,012" in text.split()
 
 
 def test_show_prints_the_manifest_as_json(config: Path) -> None:

@@ -39,7 +39,6 @@ def config(tmp_path: Path) -> Path:
 
 
 def call(config: Path, *arguments: str) -> str:
-    """Run one of the commands and return what it printed."""
     result = CliRunner(env={"COLUMNS": "120"}).invoke(
         app, ["dead-letters", *arguments, "--config", str(config)], catch_exceptions=False
     )

@@ -19,7 +19,6 @@ from tests.serve.doubles import ADAPTATION, RUNNING
 
 
 def batch(labels: list[str | None], learned: int = 3) -> Batch:
-    """Records whose meta names a task, or that have no meta."""
     values = [orjson.dumps({"text": "x", **({"meta": {"task": label}} if label else {})}) for label in labels]
     records = tuple(Record(TopicPartition("t", 0), offset, value) for offset, value in enumerate(values))
     return Batch(records, tuple(example(range(8, 9 + learned)) for _ in labels))
@@ -73,7 +72,6 @@ def report_of(regime: int, onset: int, *, known: bool = False) -> ShiftReport:
 
 
 def display_of(width: int = 100, key: str | None = None) -> tuple[ProgressDisplay, io.StringIO]:
-    """A display and the text that it prints to."""
     display = ProgressDisplay(key, "http://127.0.0.1:8083")
     text = io.StringIO()
     display.console = Console(file=text, width=width)
@@ -114,26 +112,6 @@ def test_the_closing_report_leaves_out_what_is_unknown() -> None:
     assert "from" in text.getvalue().split()
     assert "start" in text.getvalue()
     assert "forgetting" not in text.getvalue()
-
-
-def test_the_closing_tables_fit_80_columns() -> None:
-    """Headings and numbers of a long run are not truncated."""
-    display, text = display_of(80, "task")
-    for label in ("task639_multi_woz_user_utterance_generation", "b"):
-        for _ in range(3):
-            display.segments.add(batch(["x", "y"]), step([11.25, 2.5]))
-        display.segments.all[-1].label = label
-        display.segments.all[-1].records = 1_234_567
-    display.on_shift(report_of(1, 123_456_789))
-
-    display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state")
-    lines = text.getvalue().splitlines()
-    assert "…" not in text.getvalue()
-    assert max(map(len, lines)) <= 80
-    words = text.getvalue().split()
-    for heading in ("segment", "records", "loss", "first", "last", "kind", "regime"):
-        assert heading in words
-    assert "1,234,567" in words
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -11,9 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from streamlearn.cli import status as overview
-from streamlearn.cli.client import request
 from streamlearn.cli.main import app
-from streamlearn.errors import SourceError, UsageError
+from streamlearn.errors import SourceError
 from streamlearn.settings import Settings
 from streamlearn.status import Phase, RegimeStatus, Status
 from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
@@ -24,7 +23,6 @@ def settings_of(port: int) -> Settings:
 
 
 def shown(daemon: Daemon, width: int = 100) -> str:
-    """The output on a terminal of this width."""
     console = Console(file=io.StringIO(), width=width)
     console.print(overview.tables(overview.fetch(settings_of(daemon.server.port))))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -33,7 +31,6 @@ def shown(daemon: Daemon, width: int = 100) -> str:
 
 
 def row(text: str, *begins: str) -> list[str]:
-    """The words of the only line that begins with these."""
     (found,) = [words for words in map(str.split, text.splitlines()) if words[: len(begins)] == list(begins)]
     return found
 
@@ -108,42 +105,6 @@ def test_of_many_shifts_the_last_ten_are_shown(daemon: Daemon) -> None:
     ]
 
 
-def test_no_heading_or_number_is_truncated(daemon: Daemon) -> None:
-    """Also with the large numbers of a long run."""
-    big = replace(SECOND_SHIFT, declared_at=123_456_789, onset=123_456_700, regime=1234, statistic=12345.678)
-    told = replace(ADAPTATION, shifts=(big,))
-    daemon.board.publish(replace(RUNNING, step=12_345_678, records_trained=123_456_789, adaptation=told))
-    text = shown(daemon, 100)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert "123,456,789 trained" in text
-    assert row(text, "inputs", "123,456,789")[2:4] == ["123,456,700", "1234"]
-
-
-def test_80_columns_show_every_heading(daemon: Daemon) -> None:
-    """With numbers of the usual size nothing is left out; headings take two lines."""
-    text = shown(daemon, 80)
-    assert "…" not in text
-    words = text.split()
-    for heading in (
-        "regime",
-        "records",
-        "visits",
-        "hold-out",
-        "loss",
-        "accuracy",
-        "best",
-        "end",
-        "scored",
-        "step",
-        "held",
-        "out",
-    ):
-        assert heading in words
-    for heading in ("kind", "declared", "first", "regime", "statistic", "threshold", "probe", "tokens", "mean", "CKA"):
-        assert heading in words
-
-
 def test_a_degraded_daemon_says_what_cannot_be_written(daemon: Daemon) -> None:
     """In a line of its own, before the figures."""
     daemon.board.publish(replace(RUNNING, degraded="snapshots cannot be written since 10:00: No space left on device"))
@@ -198,12 +159,6 @@ def test_watch_shows_the_tables_again_and_keeps_them_while_the_daemon_is_unreach
     assert "43" in third.removeprefix(second)
 
 
-def test_where_the_output_is_no_terminal_watch_shows_the_tables_once(daemon: Daemon) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    overview.watch(settings_of(daemon.server.port), console)
-    assert "336 trained" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_without_a_daemon_the_message_says_what_to_do() -> None:
     """Exit 74, as for anything that cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -211,26 +166,3 @@ def test_without_a_daemon_the_message_says_what_to_do() -> None:
     with pytest.raises(SourceError, match=rf"127\.0\.0\.1:{port}/v1/status: no daemon answers .*start it"):
         overview.fetch(settings_of(port))
     assert SourceError.exit_code == 74
-
-
-def test_port_0_cannot_be_requested() -> None:
-    """It means any free port; the message says where to find the actual one."""
-    with pytest.raises(UsageError, match=r"serve\.port is 0.*log"):
-        request(settings_of(0), "/v1/status")
-
-
-def test_a_refusal_carries_the_daemons_message(daemon: Daemon) -> None:
-    """Exit 64: the request was wrong."""
-    with pytest.raises(UsageError, match=r"/v1/nothing answered 404: .*nothing is served"):
-        request(settings_of(daemon.server.port), "/v1/nothing")
-
-
-def test_ages_are_in_one_unit() -> None:
-    """Rounded down."""
-    assert [overview._age(seconds) for seconds in (0.4, 59.9, 60, 3599, 86400)] == [
-        "0 s",
-        "59 s",
-        "1 min",
-        "59 min",
-        "24 h",
-    ]

@@ -20,7 +20,6 @@ ROWS: Sequence[dict[str, Any]] = [
 
 
 def values(file: RowFile) -> list[dict[str, Any]]:
-    """The rows of a file, which must all be intact."""
     rows = list(file.rows(file.columns or ()))
     assert not any(isinstance(row, RowError) for row in rows)
     return [dict(row.values) for row in rows if isinstance(row, FileRow)]
@@ -46,7 +45,6 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]] = ROWS) -> Path:
 
 
 def write_arrow(path: Path, table: Any = None, *, stream: bool = True) -> Path:
-    """A stream, as Hugging Face datasets write one, or a file."""
     table = pa.Table.from_pylist(list(ROWS)) if table is None else table
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
     with new(path, table.schema) as writer:
@@ -55,6 +53,5 @@ def write_arrow(path: Path, table: Any = None, *, stream: bool = True) -> Path:
 
 
 def save_to_disk(folder: Path, rows: Sequence[dict[str, Any]] = ROWS) -> Path:
-    """A data set in two files, as Hugging Face `datasets` saves it."""
     datasets.Dataset.from_list(list(rows)).save_to_disk(str(folder), num_shards=2)
     return folder

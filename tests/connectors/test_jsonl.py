@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.jsonl import JsonlSource, LineReader, read_lines
+from connectors.jsonl import JsonlSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.position import Position, TopicPartition
@@ -22,24 +22,20 @@ class SteppingClock:
         self._on_sleep = on_sleep
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Advance the time."""
         self.now += seconds
         self._on_sleep()
 
 
 def opened(path: Path, at: int = 0, *, follow: bool = False, max_line_bytes: int = 1 << 20) -> JsonlSource:
-    """Open a source at line `at`."""
     source = JsonlSource(JsonlSettings(path=path, follow=follow), max_line_bytes=max_line_bytes)
     source.seek(Position({TopicPartition(path.name, 0): at}))
     return source
 
 
 def lines(records: object) -> list[tuple[int, bytes | None]]:
-    """Return line numbers and values."""
     assert isinstance(records, list)
     return [(record.offset, record.value) for record in records if isinstance(record, Record)]
 
@@ -84,7 +80,6 @@ def test_following_waits_for_the_newline(tmp_path: Path) -> None:
 
 
 def append(path: Path, text: bytes) -> None:
-    """Append to the file."""
     with path.open("ab") as file:
         file.write(text)
 
@@ -175,7 +170,6 @@ DAMAGED_AT = {"truncated": 900, "flipped": 900, "not gzip": 0}
 
 
 def read_on(source: JsonlSource) -> None:
-    """Poll until the end or an error."""
     while not source.exhausted:
         source.poll(max_records=100, timeout_s=0)
 
@@ -233,20 +227,3 @@ def test_lag_grows_with_a_followed_file(tmp_path: Path) -> None:
     append(path, b"f\nc\n")
     assert source.lag(Position({origin: 1})) == {origin: 3}
     source.close()
-
-
-def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
-    """In a gzip file too."""
-    path = tmp_path / "events.jsonl.gz"
-    path.write_bytes(gzip.compress(b"a\n\nb"))
-    assert list(read_lines(path)) == [b"a", b"b"]
-
-
-def test_the_reader_numbers_the_next_line(tmp_path: Path) -> None:
-    """The number is that of the line that `next_line` will return."""
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(b"a\nb\nc\n")
-    reader = LineReader(path)
-    reader.skip_to(2)
-    assert (reader.number, reader.next_line(), reader.number) == (2, b"c", 3)
-    reader.close()

@@ -25,13 +25,11 @@ Open = Callable[[], DeadLetters]
 
 
 def dead(offset: int, value: bytes | None = b"{", key: bytes | None = None, message: str = "no JSON") -> DeadLetter:
-    """A dead letter of the record at `offset`."""
     record = Record(ORIGIN, offset, value, key, headers=(("trace", b"\x00\xff"),), timestamp_ms=1_700_000_000_000)
     return DeadLetter(record, Reason.NOT_JSON, message)
 
 
 def written(*offsets: int) -> frozenset[RecordId]:
-    """What `recall` returns for these offsets."""
     return frozenset(RecordId(ORIGIN, offset) for offset in offsets)
 
 
@@ -53,14 +51,6 @@ def open_sink(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     request.getfixturevalue("leaked_sockets")
     topic = broker.new_topic(partitions=2)
     return lambda: KafkaDeadLetters(broker.settings("events"), topic)
-
-
-def test_a_new_sink_recalls_nothing(open_sink: Open) -> None:
-    """Before the first dead letter there is none to skip."""
-    sink = open_sink()
-    assert sink.recall(None) == frozenset()
-    assert sink.recall(sink.mark()) == frozenset()
-    sink.close()
 
 
 def test_recalls_what_was_flushed_after_the_mark(open_sink: Open) -> None:
@@ -85,10 +75,12 @@ def test_mark_waits_for_flush(open_sink: Open) -> None:
     """The mark does not cover a dead letter that was sent and not flushed."""
     sink = open_sink()
     mark = sink.mark()
+    assert sink.recall(None) == sink.recall(mark) == frozenset()
     sink.send(dead(3))
     assert sink.mark() == mark
     sink.flush()
     assert sink.mark() != mark
+    sink.close()
     sink.close()
 
 
@@ -111,7 +103,6 @@ def test_nothing_is_written_twice_after_crashes(open_sink: Open) -> None:
 
 
 def open_and_recall(open_sink: Open, mark: object) -> frozenset[RecordId]:
-    """What a restarted daemon recalls at `mark`."""
     assert isinstance(mark, dict)
     sink = open_sink()
     found = sink.recall(mark)
@@ -138,11 +129,4 @@ def test_a_mark_of_another_sink_recalls_everything(open_sink: Open) -> None:
     sink.send(dead(7))
     sink.flush()
     assert sink.recall({"file": "elsewhere.jsonl", "bytes": 1, "letters": 0}) == written(7)
-    sink.close()
-
-
-def test_close_twice_is_safe(open_sink: Open) -> None:
-    """The second call does nothing."""
-    sink = open_sink()
-    sink.close()
     sink.close()

@@ -27,9 +27,9 @@ Open = Callable[[], Source]
 
 
 def drain(source: Source, expected: int = len(VALUES)) -> list[Record]:
-    """Read `expected` records, five at a time; nothing may follow."""
     records: list[Record] = []
     while len(records) < expected:
+        assert not source.exhausted
         batch = source.poll(max_records=5, timeout_s=10.0)
         assert 0 < len(batch) <= 5
         records += batch
@@ -39,7 +39,6 @@ def drain(source: Source, expected: int = len(VALUES)) -> list[Record]:
 
 @pytest.fixture(
     params=[
-        "memory",
         "memory, two partitions",
         "memory, endless",
         "jsonl",
@@ -65,7 +64,6 @@ def open_source(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 
 def jsonl(kind: str, folder: Path) -> Open:
-    """Write the records to a file."""
     path = folder / f"records.{kind.partition(',')[0]}"
     text = b"".join(value + b"\n" for value in VALUES)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
@@ -74,15 +72,14 @@ def jsonl(kind: str, folder: Path) -> Open:
 
 
 def split(values: Sequence[bytes], partitions: int) -> list[Record]:
-    """Distribute the values over partitions in turn."""
     dealt = [records_from(values[number::partitions], partition=number) for number in range(partitions)]
     return sorted((record for records in dealt for record in records), key=lambda record: record.offset)
 
 
 def test_returns_every_record_once_in_offset_order(open_source: Open) -> None:
-    """From the beginning each record is returned once, and offsets increase within each partition."""
+    """Offsets increase within each partition, from those that `seek` returned."""
     source = open_source()
-    source.seek(Position())
+    start = source.seek(Position())
     records = drain(source)
     source.close()
 
@@ -90,20 +87,10 @@ def test_returns_every_record_once_in_offset_order(open_source: Open) -> None:
     for origin in {record.origin for record in records}:
         offsets = [record.offset for record in records if record.origin == origin]
         assert offsets == sorted(set(offsets))
+        assert offsets[0] == start[origin]
 
 
-def test_seek_returns_where_reading_begins(open_source: Open) -> None:
-    """The first record of each partition has the offset that `seek` returned for it."""
-    source = open_source()
-    start = source.seek(Position())
-    records = drain(source)
-    source.close()
-
-    firsts = {record.origin: record.offset for record in reversed(records)}
-    assert firsts == dict(start)
-
-
-@pytest.mark.parametrize("trained", [1, 4, 11, 22, 23])
+@pytest.mark.parametrize("trained", [1, 11, 23])
 def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) -> None:
     """A new source at the trained position returns exactly the rest, whatever was fetched before."""
     first = open_source()
@@ -120,7 +107,6 @@ def test_resumes_after_the_last_trained_record(open_source: Open, trained: int) 
 
 
 def record_id(record: Record) -> RecordId:
-    """The record's identity."""
     return record.id
 
 
@@ -162,17 +148,6 @@ def test_is_empty_after_the_end(open_source: Open, request: pytest.FixtureReques
     source.close()
 
 
-def test_is_not_exhausted_before_the_end(open_source: Open) -> None:
-    """A source with a record left is not exhausted."""
-    source = open_source()
-    source.seek(Position())
-    taken = 0
-    while taken < len(VALUES):
-        assert not source.exhausted
-        taken += len(source.poll(max_records=1, timeout_s=10.0))
-    source.close()
-
-
 def test_lag_is_the_number_of_records_left(open_source: Open) -> None:
     """All records at the start, none at the end."""
     source = open_source()
@@ -210,17 +185,10 @@ def test_accepts_only_its_own_identity(open_source: Open) -> None:
     second.close()
 
 
-def test_commit_never_raises(open_source: Open) -> None:
-    """A commit is for dashboards: a refusal must not stop training."""
-    source = open_source()
-    source.commit(source.seek(Position()), "snapshot-1")
-    source.close()
-
-
 def test_close_twice_is_safe(open_source: Open) -> None:
     """Also before the source was used."""
     open_source().close()
     source = open_source()
-    source.seek(Position())
+    source.commit(source.seek(Position()), "snapshot-1")  # raises nothing, whatever becomes of it
     source.close()
     source.close()

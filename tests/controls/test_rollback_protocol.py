@@ -27,7 +27,6 @@ Found = tuple[object, tuple[int, ...], tuple[OffsetRange, ...], tuple[str, ...]]
 
 @contextmanager
 def opened(root: Path, files: Files | None = None) -> Iterator[tuple[StateControls, SnapshotStore, Journal]]:
-    """A state folder as a daemon opens it, without its lock."""
     file = ControlFile(root, files)
     store = SnapshotStore(root / "snapshots", keep=9, pins=lambda: file.state.pins, files=files)
     journal = Journal(root / JOURNAL, files)
@@ -38,7 +37,6 @@ def opened(root: Path, files: Files | None = None) -> Iterator[tuple[StateContro
 
 
 def prepare(root: Path, files: Files | None = None) -> None:
-    """Three snapshots, two of them pinned, and a batch after them."""
     with opened(root, files) as (controls, store, journal):
         for step in (1, 2, 3, 4):
             append_batch(journal, step)
@@ -54,7 +52,6 @@ def roll_back(root: Path, files: Files | None = None) -> None:
 
 
 def start(root: Path) -> Found:
-    """What the next start finds; it must be able to save."""
     with opened(root, Unsynced()) as (controls, store, journal):
         controls.finish_rollback()
         newest = newest_state(store)
@@ -69,7 +66,6 @@ def start(root: Path) -> Found:
 
 
 def is_faulty(tree: Tree, root: Path) -> bool:
-    """Whether a start on this tree finds a mixture, or fails."""
     lay_out(tree, root)
     try:
         return start(root) not in (OLD, NEW)

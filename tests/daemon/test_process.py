@@ -35,11 +35,6 @@ START_S = 120.0
 NAMES = [number.name for number in STOPPING]
 
 
-def test_the_stopping_signals_are_these() -> None:
-    """SIGHUP comes from a closed terminal."""
-    assert set(STOPPING) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-
-
 @pytest.mark.parametrize("number", STOPPING, ids=NAMES)
 def test_while_components_are_opened_a_signal_is_no_error(number: signal.Signals) -> None:
     """No handler of Exception on the way may take it for a failure; the handlers are restored afterwards."""

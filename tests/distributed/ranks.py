@@ -25,7 +25,7 @@ from streamlearn.stream.record import Example
 from tests.forked import ForkedProcess
 from tests.learners import REGIMES, snapshot, tiny_learner
 
-PRESETS = ("streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora")
+PRESETS = ("streamlearn", "streamlearn-routed", "cp-moe", "loramoe", "mot")
 CHANGES = {"cp-moe": {"balance_strength": 0.0}}
 """The balance loss is that of the records of a pass: of a process, as of a part, and not of the batch."""
 STEPS = 9

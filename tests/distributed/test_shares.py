@@ -19,11 +19,6 @@ def test_every_record_has_one_process(lengths: list[int], size: int) -> None:
     assert max(tokens) - min(tokens) <= max(lengths)
 
 
-def test_long_records_are_given_first() -> None:
-    """So that short ones even out the sums."""
-    assert shares([1, 1, 1, 1, 4], 2) == [[4], [0, 1, 2, 3]]
-
-
 def test_without_torchrun_a_run_has_one_process() -> None:
     """Whatever else is in the environment."""
     assert find_rank({"RANK": "x"}) == ProcessRank(rank=0, size=1, local_rank=0)

@@ -127,10 +127,10 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
             seen += segment.tasks
             matrix.append(evaluate(client, suite, seen))
         seconds, cost = time_spent(client)
+        shifts = client.get("/v1/shifts").json()["shifts"]
         assert daemon.terminate() == 0
     finally:
         daemon.end()
-    regimes = daemon.newest().manifest["components"]["regimes"]
     final = scores(as_run(suite, matrix))
     return {
         "suite": suite.name,
@@ -141,8 +141,8 @@ def run_daemon(broker: Broker, folder: Path, suite: Suite, arm: str, seed: int) 
         "BWT": final.BWT,
         "matrix": matrix,
         "boundaries": suite.boundaries,
-        "shifts": [report["shift"] for report in regimes["entries"]],
-        "probe_seconds": sum(report["probe_seconds"] for report in regimes["entries"]),
+        "shifts": shifts,
+        "probe_seconds": sum(shift["probe_seconds"] for shift in shifts),
         "learning_seconds": seconds,
         "probe_and_holdout_share": cost / seconds,
     }

@@ -155,16 +155,16 @@ def _scored(name: str, seconds: float) -> tuple[str, float, float]:
 
 def _figures(clients: Clients, publications: Publications, phases: list[tuple[str, float, float]]) -> dict[str, Any]:
     outcomes = clients.outcomes
-    answered = [each for each in outcomes if each.error is None]
+    answered = [outcome for outcome in outcomes if outcome.error is None]
     delays, first = publications.delays_s(), _first_answers_s(answered, publications)
-    latencies = sorted(each.answered_at - each.asked_at for each in answered)
+    latencies = sorted(outcome.answered_at - outcome.asked_at for outcome in answered)
     return {
         "requests": len(outcomes),
-        "failed": [each.error for each in outcomes if each.error is not None],
-        "mixed": [each.model for each in answered if not _is_named(each, publications)],
-        "stale": [each.model for each in answered if _age_s(each, publications) > STALE_S],
-        "oldest_publication_used_s": round(max(_age_s(each, publications) for each in answered), 2),
-        "versions": len({each.model for each in answered} - {BASE_MODEL}),
+        "failed": [outcome.error for outcome in outcomes if outcome.error is not None],
+        "mixed": [outcome.model for outcome in answered if not _is_named(outcome, publications)],
+        "stale": [outcome.model for outcome in answered if _age_s(outcome, publications) > STALE_S],
+        "oldest_publication_used_s": round(max(_age_s(outcome, publications) for outcome in answered), 2),
+        "versions": len({outcome.model for outcome in answered} - {BASE_MODEL}),
         "publications": len(publications.by_sequence),
         "snapshot_to_publication_s": {
             "median": round(statistics.median(delays.values()), 2),
@@ -179,7 +179,8 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
             "p99": round(latencies[len(latencies) * 99 // 100], 2),
         },
         "phases": [
-            _phase(name, [each for each in answered if begin <= each.asked_at <= end]) for name, begin, end in phases
+            _phase(name, [outcome for outcome in answered if begin <= outcome.asked_at <= end])
+            for name, begin, end in phases
         ],
     }
 
@@ -187,10 +188,10 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
 def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Mean ROUGE-L of each task's answers, and what answered them."""
     rows: dict[str, Any] = {"phase": name}
-    for task in dict.fromkeys(each.question.task for each in outcomes):
-        mine = [each for each in outcomes if each.question.task == task]
-        by_adapter = sum(each.model != BASE_MODEL for each in mine)
-        scores = [rouge_l(each.text, each.question.answer) for each in mine]
+    for task in dict.fromkeys(outcome.question.task for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.question.task == task]
+        by_adapter = sum(outcome.model != BASE_MODEL for outcome in mine)
+        scores = [rouge_l(outcome.text, outcome.question.answer) for outcome in mine]
         rows[task] = {
             "answers": len(mine),
             "by_adapter": by_adapter,
@@ -202,9 +203,9 @@ def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def _first_answers_s(answered: Sequence[Outcome], publications: Publications) -> dict[int, float]:
     """Seconds from each snapshot to the first answer under its publication, by sequence."""
     first: dict[int, float] = {}
-    for each in answered:
-        first[each.publication] = min(each.answered_at, first.get(each.publication, float("inf")))
-    written = {n: publications.snapshot_at.get(each.snapshot) for n, each in publications.by_sequence.items()}
+    for outcome in answered:
+        first[outcome.publication] = min(outcome.answered_at, first.get(outcome.publication, float("inf")))
+    written = {n: publications.snapshot_at.get(own.snapshot) for n, own in publications.by_sequence.items()}
     return {n: at - began for n, at in first.items() if (began := written.get(n)) is not None}
 
 

@@ -146,7 +146,7 @@ class Fleet:
         if name == "daemon":
             return [*python, "run", "--config", str(self.config)], {"OMP_NUM_THREADS": "1"}
         if name == "gateway":
-            upstreams = [part for each in ("replica 1", "replica 2") for part in ("--upstream", self.urls[each])]
+            upstreams = [part for replica in ("replica 1", "replica 2") for part in ("--upstream", self.urls[replica])]
             return [*python, "gateway", "--published", str(self.published), *upstreams, "--port", port], {}
         return self._servers.command(port), VLLM_ENVIRONMENT
 

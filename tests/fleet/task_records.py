@@ -1,8 +1,8 @@
 """Records of three tasks that a fleet learns: of SuperNI's files, or of the bundled sample.
 
-A folder of SuperNI's files holds NAME.train.jsonl.gz and NAME.test.jsonl.gz for each task (`bench.superni`). Its tasks
-here have short prompts, and a small backbone gains from learning them. Without such a folder the three tasks of the
-sample are used.
+A folder of SuperNI's files holds NAME.train.jsonl.gz and NAME.test.jsonl.gz for each task (`benchmarks.data`). The
+tasks chosen here have short prompts, and a small backbone gains from learning them. Without such a folder the three
+tasks of the sample are used.
 """
 
 import gzip

@@ -22,7 +22,6 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
-    """Flip a few bits."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 20)):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
@@ -30,26 +29,22 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
-    """Keep only the beginning."""
     return data[: rng.randrange(len(data))]
 
 
 def overwritten(data: bytes, rng: random.Random) -> bytes:
-    """Overwrite a range with random bytes or with 0xff."""
     start, length = rng.randrange(len(data)), rng.randint(1, 64)
     filling = rng.randbytes(length) if rng.random() < 0.5 else b"\xff" * length
     return data[:start] + filling + data[start + length :]
 
 
 def doubled(data: bytes, rng: random.Random) -> bytes:
-    """Repeat a range two or twenty more times."""
     start = rng.randrange(len(data))
     piece = data[start : start + rng.randint(1, 400)]
     return data[:start] + piece * rng.choice((2, 20)) + data[start:]
 
 
 def header(data: bytes, rng: random.Random) -> bytes:
-    """Change the size in a PNG header and correct the checksum."""
     if not data.startswith(b"\x89PNG"):
         return flipped(data[:64], rng) + data[64:]
     width, height = (rng.choice((0, 1, 3, 5000, 50_000, 1 << 31, (1 << 32) - 1)) for _ in range(2))
@@ -87,7 +82,6 @@ def fits_bomb(data: bytes, rng: random.Random) -> bytes:
 
 
 def animated(data: bytes, rng: random.Random) -> bytes:
-    """Return a file with two frames."""
     del data
     return rng.choice(_two_frames())
 
@@ -102,7 +96,6 @@ def prepare() -> None:
 
 @cache
 def _blanks(side: int) -> tuple[bytes, ...]:
-    """A blank square in each format; the larger ones take a second."""
     files = []
     for kind in ("PNG", "WEBP", "JPEG"):
         out = BytesIO()
@@ -113,7 +106,7 @@ def _blanks(side: int) -> tuple[bytes, ...]:
 
 @cache
 def _two_frames() -> tuple[bytes, ...]:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     files = []
     for kind in ("PNG", "WEBP"):
         out = BytesIO()

@@ -30,7 +30,6 @@ from tests.fuzz.image_damage import MUTATIONS, prepare
 
 
 def originals(folder: Path | None) -> list[bytes]:
-    """Return valid files in the three formats."""
     pixels = [np.random.default_rng(seed).integers(0, 256, (40 + seed, 50, 3), dtype=np.uint8) for seed in range(6)]
     files = [png(each) for each in pixels]
     if folder is not None:
@@ -45,7 +44,6 @@ def originals(folder: Path | None) -> list[bytes]:
 
 
 def fuzz(count: int, folder: Path | None, seed: int = 0) -> dict[str, Any]:
-    """Decode `count` mutated files and return the outcomes."""
     files, limits, rng = originals(folder), StreamSettings(), random.Random(seed)
     for data in files:
         open_image(data, "image", limits)  # every original must decode; this also warms up the decoders
@@ -77,7 +75,6 @@ def fuzz(count: int, folder: Path | None, seed: int = 0) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument(

@@ -97,12 +97,10 @@ def damage_tree(value: JsonRecord, rng: random.Random, seeds: Sequence[JsonRecor
 
 
 def whole(value: JsonRecord, rng: random.Random) -> bytes:
-    """Return the record without damage."""
     return json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
 
 
 def flipped(value: JsonRecord, rng: random.Random) -> bytes:
-    """Flip a few bits."""
     data = bytearray(whole(value, rng))
     for _ in range(rng.randint(1, 8)):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -110,7 +108,6 @@ def flipped(value: JsonRecord, rng: random.Random) -> bytes:
 
 
 def cut(value: JsonRecord, rng: random.Random) -> bytes:
-    """Keep only the beginning or only the end."""
     data = whole(value, rng)
     at = rng.randrange(len(data))
     return data[:at] if rng.random() < 0.8 else data[at:]
@@ -142,14 +139,12 @@ def odd_numbers(value: JsonRecord, rng: random.Random) -> bytes:
 
 
 def surrogates(value: JsonRecord, rng: random.Random) -> bytes:
-    """Insert escaped lone surrogates into a value or a key."""
     data = json.dumps(value)
     quote = data.find('"', rng.randrange(len(data)))
     return (data[: quote + 1] + rng.choice(SURROGATES) + data[quote + 1 :]).encode()
 
 
 def not_utf8(value: JsonRecord, rng: random.Random) -> bytes:
-    """Insert bytes that are not UTF-8."""
     data = whole(value, rng)
     at = rng.randrange(len(data))
     return data[:at] + rng.choice(NOT_UTF8) + data[at:]
@@ -161,7 +156,6 @@ def empty(value: JsonRecord, rng: random.Random) -> bytes | None:
 
 
 def unknown_keys(value: JsonRecord, rng: random.Random) -> bytes:
-    """Add a key that is unknown, mistyped, huge, odd or repeated."""
     key = rng.choice(("txt", "Prompt", "completions", "image", "", "é" * 50, "k" * 5000, "\0", "labels", "role", "a:b"))
     if rng.random() < 0.3:
         return whole(value, rng)[:-1] + b"," + whole({rng.choice(list(value)): "again"}, rng)[1:]
@@ -179,7 +173,6 @@ def control_tokens(value: JsonRecord, rng: random.Random) -> bytes:
 
 
 def overlong(value: JsonRecord, rng: random.Random) -> bytes:
-    """Exceed the maximum number of tokens."""
     times = rng.choice((8, 20, 40))
     tokens = [int(token) for token in value.get("input_ids", ())] * times
     if tokens:
@@ -188,7 +181,6 @@ def overlong(value: JsonRecord, rng: random.Random) -> bytes:
 
 
 def giant(value: JsonRecord, rng: random.Random) -> bytes:
-    """Return a record at the maximum size, or one below or above it."""
     more = rng.choice((-1, 0, 1))
     data = rng.choice(giants(value, rng.choice(CHARACTERS), more))
     return data.ljust(StreamSettings().max_record_bytes + more) if rng.random() < 0.2 else data
@@ -220,7 +212,6 @@ def _turns(content: str, number: int) -> list[JsonRecord]:
 
 
 def _texts(value: JsonRecord, change: Callable[[str], str]) -> JsonRecord:
-    """The record with `change` applied to each of its texts."""
     if "messages" in value:
         turns = [{**turn, "content": change(turn["content"])} for turn in value["messages"]]
         return {**value, "messages": turns}

@@ -42,7 +42,6 @@ MAX_SHOWN = 5
 
 
 def originals(folder: Path | None, decoder: Decoder) -> list[JsonRecord]:
-    """Return real records in each form."""
     with gzip.open(SAMPLE) as lines:
         records = [orjson.loads(line) for line in lines]
     files = sorted(folder.glob("*.train.jsonl.gz")) if folder is not None else []
@@ -115,7 +114,6 @@ class FuzzOutcomes:
     slowest: str = ""
 
     def decode(self, value: bytes | None, name: str) -> None:
-        """Decode one record and count its outcome."""
         began, began_wall = time.process_time(), time.perf_counter()
         what, fault = outcome(self.decoder, self.vocab_size, value)
         took, took_wall = time.process_time() - began, time.perf_counter() - began_wall

@@ -31,7 +31,6 @@ SEEDS: list[dict[str, Any]] = [
 
 
 def damage_any(value: dict[str, Any], rng: random.Random) -> bytes | None:
-    """Any damage of the benchmark except the largest records."""
     return rng.choice(DAMAGES)(value, rng)
 
 

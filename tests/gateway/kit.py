@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 
+from streamlearn.gateway import publication
+from streamlearn.gateway import upstreams as upstreams_module
 from streamlearn.gateway.app import create_app
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.settings import GatewaySettings
-from tests.gateway.sample_publication import sample_records
+from tests.gateway.sample_publication import nano_tokenizer, sample_records
 from tests.gateway.stub_upstream import StubUpstream
 
 UNKNOWN_PROMPTS = (
@@ -37,7 +40,13 @@ def gateway(
     settings = GatewaySettings(published=published, upstreams=urls, port=0, require_token=bool(token), **options)
     app = create_app(settings, token=token)
     server = HttpServer(app, Listener.for_requests(settings), grace_s=10.0)
-    with server, httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client:
+    with (
+        patch.object(upstreams_module, "POLL_S", 0.05),
+        patch.object(publication, "INTERVAL_S", 0.05),
+        patch.object(publication, "load_tokenizer", lambda _: nano_tokenizer()),
+        server,
+        httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client,
+    ):
         yield client
 
 

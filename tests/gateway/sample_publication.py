@@ -33,9 +33,15 @@ def sample_records() -> tuple[dict[str, Any], ...]:
 
 
 @cache
+def nano_tokenizer() -> Any:
+    """The bundled tokenizer, which takes half a second to read."""
+    return load_tokenizer(NANO)
+
+
+@cache
 def sample_state() -> Arrays:
     """The routing state after the bundled records; takes a second."""
-    tokenizer = load_tokenizer(NANO)
+    tokenizer = nano_tokenizer()
     decoder = Decoder(tokenizer, StreamSettings(), len(tokenizer))
     monitor = Monitor(ShiftSettings(), seed=0)
     for record in sample_records():
@@ -89,7 +95,7 @@ def publish_sample(
     (folder / publication.routing).parent.mkdir(parents=True, exist_ok=True)
     (folder / publication.routing).write_bytes(routing_bytes(arrays))
     if not (folder / publication.tokenizer / "tokenizer.json").exists():
-        load_tokenizer(NANO).save_pretrained(folder / publication.tokenizer)
+        nano_tokenizer().save_pretrained(folder / publication.tokenizer)
     publication.write(folder)
     return publication
 

@@ -25,7 +25,6 @@ class HandClock:
 
 
 def stepped(number: int, *, refusal: str | None = None) -> Step:
-    """A step whose loss and duration follow from its number."""
     return Step(
         number=number,
         loss=float("inf") if refusal else 2.0 + number % 5,
@@ -39,12 +38,10 @@ def stepped(number: int, *, refusal: str | None = None) -> Step:
 
 
 def shift(regime: int, onset: int, *, parent: int | None = None) -> Shift:
-    """A shift of the inputs."""
     return Shift("inputs", 1, regime, regime, False, None, onset + 2, onset, 2.0, 1.0, parent)
 
 
 def outcome(number: int, regimes: Sequence[int | None] = (1,) * PER_BATCH, **fields: object) -> BatchOutcome:
-    """The batch of a step; every batch has `PER_BATCH` records."""
     done = BatchOutcome(
         batch=Batch((), ()),
         shifts=(),
@@ -57,7 +54,6 @@ def outcome(number: int, regimes: Sequence[int | None] = (1,) * PER_BATCH, **fie
 
 
 def unusable(offset: int, reason: Reason = Reason.EMPTY) -> DeadLetteredRecord:
-    """A dead letter."""
     return DeadLetteredRecord(RecordId(TOPIC, offset), reason, f"unusable at {offset}")
 
 

@@ -51,7 +51,6 @@ from tests.history.outcomes import (
 
 
 def extents(history: History) -> list[tuple[int, int, int]]:
-    """Regime, first and last record of each segment."""
     return [(each.regime, each.first_record, each.last_record) for each in history.status.segments]
 
 
@@ -247,7 +246,6 @@ def kept_in(folder: Path, num_batches: int) -> History:
 
 
 def add(history: History, number: int) -> None:
-    """The batch of a step, and what comes with it."""
     regime = (number - 1) // 10 + 1
     begins = (shift(regime, (number - 1) * PER_BATCH + 1),) if number % 10 == 1 else ()
     bad = Batch((), (), (unusable(number),)) if number % 7 == 0 else Batch((), ())
@@ -356,7 +354,7 @@ Span = tuple[int, int]
 
 
 def joined_spans(older: Span, newer: Span) -> Span:
-    assert older[1] + 1 == newer[0], "neighbours are joined"
+    assert older[1] + 1 == newer[0], "neighbors are joined"
     return older[0], newer[1]
 
 

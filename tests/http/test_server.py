@@ -39,14 +39,6 @@ def test_starts_and_stops_twice_without_leaving_a_thread(daemon: Daemon) -> None
         socket.create_connection(("127.0.0.1", first_port), timeout=1).close()
 
 
-def test_the_start_is_logged_with_the_bound_port() -> None:
-    with capture_logs() as logs:
-        daemon = Daemon()
-        daemon.stop()
-    started = [entry for entry in logs if entry["event"] == Event.HTTP_STARTED]
-    assert [(entry["host"], entry["port"]) for entry in started] == [("127.0.0.1", daemon.server.port)]
-
-
 def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
     settings = SETTINGS.model_copy(update={"port": daemon.server.port})
     app = create_app(daemon.board, daemon.jobs, settings, list, daemon.time.clock(), token=TOKEN, audit=daemon.audit)
@@ -106,23 +98,6 @@ def test_an_exception_in_a_handler_is_logged_with_its_traceback_and_hidden_from_
     failed = [entry for entry in logs if entry["event"] == Event.HTTP_FAILED]
     assert len(failed) == 1
     assert failed[0]["exc_info"]
-
-
-def test_a_request_that_is_not_http_ends_only_its_connection(daemon: Daemon, client: httpx2.Client) -> None:
-    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
-        connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-        assert b" 400 " in connection.recv(100)
-    assert client.get("/livez").status_code == 200
-
-
-def test_an_upgrade_is_ignored_and_the_body_is_read(daemon: Daemon) -> None:
-    """Java's clients offer HTTP/2 with every request."""
-    body = b'{"examples": [{"text": "a"}]}'
-    head = "POST /v1/eval HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: upgrade\r\n"
-    head += f"upgrade: h2c\r\ncontent-length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
-        connection.sendall(head.encode() + body)
-        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_more_connections_than_allowed_get_503(daemon: Daemon) -> None:

@@ -1,7 +1,5 @@
 """The bearer token: where it is required, where it comes from, and HTTPS."""
 
-import os
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from streamlearn.cli.client import request
 from streamlearn.errors import ConfigError
 from streamlearn.http.guards import MIN_CHARS, guards, obtain_token
 from streamlearn.settings import ServeSettings, Settings
@@ -52,7 +49,7 @@ def test_writing_requires_the_token_and_reading_does_not(daemon: Daemon) -> None
         assert anonymous.post("/v1/snapshots", headers={**JSON, **AUTHORIZED}).status_code == 201
 
 
-@pytest.mark.parametrize("given", [None, "Bearer", "Bearer ", "Bearer x"])
+@pytest.mark.parametrize("given", [None, "Bearer "])
 @pytest.mark.parametrize("always", [True, False])
 def test_without_a_token_nothing_can_be_written(always: bool, given: str | None) -> None:
     """An empty token is no token, and nobody has it."""
@@ -112,26 +109,22 @@ def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path
         ("short", 0o600, "at least 32 printable characters without spaces, found 5"),
         ("a b" * 20, 0o600, "without spaces"),
         ("é" * 40, 0o600, "cannot be read"),
+        (None, 0o600, "cannot be read"),
     ],
 )
-def test_an_unsafe_token_is_refused(tmp_path: Path, content: str, mode: int, message: str) -> None:
+def test_an_unsafe_or_missing_token_is_refused(tmp_path: Path, content: str | None, mode: int, message: str) -> None:
     path = tmp_path / "token"
-    path.write_text(content)
-    path.chmod(mode)
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
     with pytest.raises(ConfigError, match=message):
         obtain_token(settings(tmp_path, token_file=str(path)))
-
-
-def test_a_named_token_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the token cannot be read"):
-        obtain_token(settings(tmp_path, token_file=str(tmp_path / "token")))
 
 
 @pytest.mark.parametrize(
     ("serve", "message"),
     [
         ({"host": "192.0.2.1"}, "set token_file, tls_certfile and tls_keyfile"),
-        ({"host": "192.0.2.1", "token_file": "t"}, "set token_file, tls_certfile and tls_keyfile"),
         ({"host": "192.0.2.1", "tls_certfile": "c", "tls_keyfile": "k"}, "set token_file, tls_certfile"),
         ({"tls_certfile": "c"}, "belong together"),
     ],
@@ -140,23 +133,3 @@ def test_an_endpoint_open_to_other_machines_needs_token_and_tls(serve: dict[str,
     with pytest.raises(ValidationError, match=message):
         ServeSettings.model_validate(serve)
     ServeSettings.model_validate({"host": "192.0.2.1", "token_file": "t", "tls_certfile": "c", "tls_keyfile": "k"})
-
-
-def test_our_own_commands_use_https_and_the_token(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    """Plain HTTP gets no response."""
-    chain, key = certificate
-    serve = {"tls_certfile": chain, "tls_keyfile": key, "require_token": True}
-    daemon = Daemon(SETTINGS.model_copy(update=serve))
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    try:
-        ours = settings(tmp_path, **serve, token_file=token, port=daemon.server.port)
-        assert b'"phase"' in request(ours, "/v1/status")
-        trusted = ssl.create_default_context(cafile=os.fspath(chain))
-        anonymous = httpx2.get(f"https://127.0.0.1:{daemon.server.port}/v1/status", verify=trusted)
-        assert anonymous.status_code == 401
-        with pytest.raises(httpx2.TransportError):
-            httpx2.get(f"http://127.0.0.1:{daemon.server.port}/livez", timeout=2.0)
-    finally:
-        daemon.stop()

@@ -16,7 +16,6 @@ from streamlearn.jobs.runner import evaluate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import RoutedInput
-from streamlearn.shift.features import input_of
 from streamlearn.status import Requested
 from streamlearn.stream.decode import Decoder
 from tests.jobs.conftest import first_regime
@@ -56,19 +55,6 @@ def test_an_answer_that_the_model_generates_is_an_exact_match(learner: Learner, 
     result = evaluated(learner, decoder, EvalJob((right, wrong), generate=True, max_new_tokens=4))
     assert [row.output for row in result.per_example] == [text, text]
     assert result.exact_match == 0.5
-
-
-def test_every_input_is_assigned_to_a_regime_slot(learner: Learner, decoder: Decoder) -> None:
-    """`route_inputs` receives the inputs once, in the order of the examples."""
-    received: list[list[list[int]]] = []
-
-    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested) -> list[RoutedInput]:
-        received.append([each.tolist() for each in inputs])
-        return first_regime(inputs)
-
-    job = EvalJob(EXAMPLES, generate=True, max_new_tokens=1)
-    evaluated(learner, decoder, job, route_inputs=route_inputs)
-    assert received == [[input_of(decoder.decode_value(value)).tolist() for value in EXAMPLES]]
 
 
 def test_an_unusable_example_is_named(learner: Learner, decoder: Decoder) -> None:

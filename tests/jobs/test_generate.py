@@ -168,13 +168,6 @@ def test_only_what_may_begin_a_stop_string_waits(pieces: list[str], written: lis
     assert [stop.add(piece) for piece in pieces] == written
 
 
-def test_what_waited_is_written_at_the_end() -> None:
-    """A text that ends with the beginning of a stop string keeps it."""
-    stop = StopStrings(["STOP"])
-    assert stop.add("one ST") == "one "
-    assert (stop.flush(), stop.flush(), stop.found) == ("ST", "", False)
-
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -216,16 +209,6 @@ def pieces_of(ids: Sequence[int]) -> list[str]:
 def test_a_character_waits_for_its_last_byte() -> None:
     """Of one to four bytes each."""
     assert pieces_of(tokens_of("aé模🦊b".encode())) == ["a", "", "é", "", "", "模", "", "", "", "🦊", "b", ""]
-
-
-def test_a_character_that_stays_incomplete_is_written_at_the_end() -> None:
-    """As the tokenizer writes it."""
-    assert pieces_of(tokens_of(b"a\xe6\xa8")) == ["a", "", "", REPLACEMENT]
-
-
-def test_control_tokens_write_nothing() -> None:
-    """Also in the middle of a text, and first."""
-    assert pieces_of([END, *tokens_of(b"a"), END, *tokens_of(b" b")]) == ["", "a", "", " ", "b", ""]
 
 
 @given(st.lists(st.integers(0, END), max_size=24) | st.text(max_size=8).map(lambda text: tokens_of(text.encode())))

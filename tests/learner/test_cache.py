@@ -169,13 +169,6 @@ def test_the_folder_is_emptied_at_start_and_at_the_end(tmp_path: Path) -> None:
     assert not left.parent.exists()
 
 
-def test_copying_to_an_offloaded_adapter_is_an_error(cached: Learner) -> None:
-    """It would be lost when the adapter is read back."""
-    offloaded = cached.banks[0].layer.head_lora_A[regime_adapter(0)]
-    with torch.no_grad(), pytest.raises(RuntimeError, match="single memory location"):
-        offloaded.copy_(torch.ones_like(offloaded))
-
-
 def replaced(learner: Learner, slot: int) -> None:
     learner.add_regime(slot, seed=9)
 

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
-from streamlearn.stream.record import IGNORED, Example, Prompt
+from streamlearn.stream.record import Prompt
 from tests.doubles import example, random_examples
-from tests.learner.reference import greedy, train
+from tests.learner.reference import greedy, token_losses, train
 from tests.learners import MakeLearner, same, snapshot
 
 CPU = torch.device("cpu")
@@ -31,23 +30,13 @@ def scores_of(learner: Learner, *, pack_tokens: int = 64) -> list[evaluation.Exa
     return run_to_end(score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens))
 
 
-@torch.no_grad()
-def figures_of(model: Any, one: Example) -> tuple[float, int, int]:
-    """Loss sum, hits and count of one example by definition, token by token."""
-    ids = torch.from_numpy(one.input_ids).long()
-    logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    learned = [t for t in range(1, len(ids)) if one.labels[t] != IGNORED]
-    loss = sum(-F.log_softmax(logits[t - 1], dim=-1)[ids[t]].item() for t in learned)
-    return loss, sum(int(logits[t - 1].argmax()) == int(ids[t]) for t in learned), len(learned)
-
-
 def test_scores_equal_those_of_each_example_separately(learner: Learner) -> None:
     """Sums, hits and counts are those of one pass per example, in the given order."""
     found = scores_of(learner)
     for figures, one in zip(found, EXAMPLES, strict=True):
-        loss, correct, tokens = figures_of(learner.forward, one)
-        assert figures.loss_sum == pytest.approx(loss, rel=1e-4)
-        assert (figures.correct, figures.tokens) == (correct, tokens)
+        losses, hits = token_losses(learner.forward, one)
+        assert figures.loss_sum == pytest.approx(sum(losses), rel=1e-4)
+        assert (figures.correct, figures.tokens) == (sum(hits), len(losses))
 
 
 def test_hits_are_counted_for_the_right_example(learner: Learner) -> None:
@@ -57,7 +46,9 @@ def test_hits_are_counted_for_the_right_example(learner: Learner) -> None:
     own = example([*prompt, *written], prompt_length=len(prompt))
     found = run_to_end(score(learner.model, [EXAMPLES[0], own, EXAMPLES[1]], CPU, pack_tokens=64))
     assert (found[1].correct, found[1].tokens) == (6, 6)
-    assert [found[0].correct, found[2].correct] == [figures_of(learner.forward, e)[1] for e in EXAMPLES[:2]]
+    assert [found[0].correct, found[2].correct] == [
+        sum(token_losses(learner.forward, example)[1]) for example in EXAMPLES[:2]
+    ]
 
 
 @pytest.mark.parametrize(("pack_tokens", "pieces"), [(1000, 1), (16, 3), (1, 5)])

@@ -25,7 +25,7 @@ PROMPTS = [Prompt(ids) for ids in TOKENS]
 NEVER: frozenset[int] = frozenset()
 
 
-@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize("batch", [2, 16])
 def test_decoding_together_equals_each_prompt_separately(learner: Learner, batch: int) -> None:
     """Prompts of different lengths, padded and cached, continue as each does separately, in the given order."""
     found = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, max_prompts=batch))
@@ -53,7 +53,7 @@ def test_each_text_has_its_own_limit(learner: Learner) -> None:
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "mot"])
-@pytest.mark.parametrize("per_check", [1, 3, 8])
+@pytest.mark.parametrize("per_check", [1, 3])
 def test_finished_texts_leave_the_batch_unnoticed(
     make_learner: MakeLearner, preset: str, per_check: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,31 +145,13 @@ def test_a_nucleus_of_nothing_is_the_most_likely_token() -> None:
         assert torch.equal(sampler(logits_BV), most_likely(logits_BV))
 
 
-def test_a_seed_fixes_the_draws_and_another_changes_them() -> None:
-    """Also a negative one."""
+def test_only_the_seed_decides_the_draws() -> None:
+    """The global random state, from which training draws, is neither read nor advanced."""
     logits_BV = LOGITS.expand(64, -1)
-    first, again, other = (NucleusSampler(1.0, 0.95, seed, CPU)(logits_BV) for seed in (-7, -7, 8))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_the_global_random_state_is_neither_read_nor_advanced() -> None:
-    """Training draws from it."""
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    first = NucleusSampler(1.0, 0.95, 1, CPU)(LOGITS.expand(64, -1))
+    first = NucleusSampler(1.0, 0.95, -7, CPU)(logits_BV)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(6)
-    assert torch.equal(NucleusSampler(1.0, 0.95, 1, CPU)(LOGITS.expand(64, -1)), first)
-
-
-def test_a_sampled_text_is_repeated_by_its_seed(learner: Learner) -> None:
-    """Bit for bit; another seed gives another text."""
-    prompt = Prompt(random_examples([6], seed=3)[0].input_ids.tolist())
-
-    def text(seed: int) -> list[int]:
-        choose = NucleusSampler(1.0, 0.9, seed, CPU)
-        return run_to_end(decode(learner.model, [prompt], [12], frozenset(), CPU, choose=choose))[0]
-
-    assert text(1) == text(1)
-    assert text(1) != text(2)
+    assert torch.equal(NucleusSampler(1.0, 0.95, -7, CPU)(logits_BV), first)
+    assert not torch.equal(NucleusSampler(1.0, 0.95, 8, CPU)(logits_BV), first)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.speed_arms import counting_host_reads
 from streamlearn.adapters import PRESETS
@@ -17,21 +16,14 @@ from streamlearn.adapters.presets import regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.stream.record import IGNORED, Batch, Example
+from streamlearn.stream.record import Batch
 from tests.doubles import random_examples
+from tests.learner.reference import token_losses
 from tests.learners import REGIMES, MakeLearner, restore, same, snapshot
 
 
 def batch_of(*lengths: int, seed: int = 0) -> Batch:
     return Batch((), random_examples(lengths or (9, 4, 6), seed=seed))
-
-
-@torch.no_grad()
-def token_losses(model: Any, example: Example) -> list[float]:
-    """Loss of each learned token in nats, from a forward pass over this record only."""
-    ids, labels = torch.from_numpy(example.input_ids).long(), torch.from_numpy(example.labels).long()
-    logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    return [-F.log_softmax(logits[t - 1], dim=-1)[labels[t]].item() for t in range(1, len(ids)) if labels[t] != IGNORED]
 
 
 def mean_loss(learner: Learner, batch: Batch) -> float:
@@ -63,7 +55,7 @@ def test_a_step_reports_each_records_loss(make_learner: MakeLearner) -> None:
     learner = make_learner()
     train(learner, range(4))
     batch = Batch((), random_examples([9, 2, 6], prompt_length=1) + random_examples([12], prompt_length=7))
-    expected = [token_losses(learner.forward, example) for example in batch.examples]
+    expected = [token_losses(learner.forward, example)[0] for example in batch.examples]
     step = learner.step(batch.examples)
     assert step.record_losses == pytest.approx([sum(losses) / len(losses) for losses in expected], rel=1e-4)
     assert step.loss == pytest.approx(sum(map(sum, expected)) / sum(map(len, expected)), rel=1e-4)
@@ -194,29 +186,6 @@ def test_the_same_batches_give_the_same_bits(make_learner: MakeLearner, preset: 
     assert not same(snapshot(one), snapshot(other))
 
 
-def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner) -> None:
-    """A run that is stopped during warm-up and continued by another learner ends bit-equal."""
-    straight, stopped, resumed = (make_learner(warmup_steps=6) for _ in range(3))
-    train(straight, range(8))
-    train(stopped, range(4))
-    stopped.skip_step()  # a number without an update: the two counts differ
-    restore(resumed, snapshot(stopped))
-    train(resumed, range(4, 8))
-    ends = [snapshot(straight), snapshot(resumed)]
-    assert [end.pop("learner.counts").tolist() for end in ends] == [[8, 8], [9, 8]]
-    assert same(*ends)
-
-
-def test_the_backbone_is_never_changed(make_learner: MakeLearner) -> None:
-    """After some steps every frozen tensor is bit-equal to the loaded one."""
-    learner = make_learner()
-    frozen = {name: p.clone() for name, p in learner.forward.named_parameters() if "head_lora" not in name}
-    train(learner, range(3))
-    after = dict(learner.forward.named_parameters())
-    assert frozen
-    assert all(torch.equal(after[name], tensor) for name, tensor in frozen.items())
-
-
 def test_a_frozen_router_stays_and_a_slow_one_moves_less(make_learner: MakeLearner) -> None:
     """`router_lr` scales the learning rate of the routers only."""
     examples = random_examples([9, 7, 8], prompt_length=4)
@@ -233,11 +202,12 @@ def test_a_frozen_router_stays_and_a_slow_one_moves_less(make_learner: MakeLearn
 
 @pytest.mark.parametrize("preset", ["streamlearn", "cp-moe", "mot", "loramoe"])
 def test_every_preset_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, preset: str) -> None:
-    """`state` includes biases, path integrals and stages."""
-    straight, resumed = make_learner(preset=preset), make_learner(preset=preset)
+    """Also during warm-up, and with biases, path integrals and stages."""
+    straight, resumed = (make_learner(preset=preset, warmup_steps=6) for _ in range(2))
     torch.manual_seed(1)
     for seed in range(3):
         straight.step(random_examples([8, 5], prompt_length=3, seed=seed), [0, 1])
+    straight.skip_step()  # a number without an update: the two counts differ
     saved, rng_state = snapshot(straight), torch.get_rng_state()
     restore(resumed, saved)
     ends = []
@@ -389,23 +359,16 @@ def reads_of_a_step(learner: Learner, slots: list[int] | None, *, parts: int = 1
 
 
 @pytest.mark.parametrize("preset", ["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "mot", "lora", "loramoe"])
-@pytest.mark.parametrize("slots", [None, [0, 0, 0, 0], [0, 1, 0, 2]], ids=["none", "one regime", "three regimes"])
-def test_a_step_reads_twice_at_most(make_learner: MakeLearner, preset: str, slots: list[int] | None) -> None:
-    """For every preset, and whether or not its records are of several regimes."""
+def test_a_step_reads_twice_at_most(make_learner: MakeLearner, preset: str) -> None:
+    """For every preset, with records of several regimes where it routes by regime."""
     learner = make_learner(preset=preset)
-    if learner.per_regime:
-        for slot in range(3):
-            learner.add_regime(slot, seed=slot)
-    elif slots is not None and preset not in {"cp-moe", "streamlearn-routed"}:
-        slots = None
-    assert reads_of_a_step(learner, slots).total() <= MOST
+    assert reads_of_a_step(learner, [0, 1, 0, 2] if learner.routes_by_regime else None).total() <= MOST
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "mot"])
-def test_computing_layers_again_reads_nothing_more(make_learner: MakeLearner, preset: str) -> None:
+def test_computing_layers_again_reads_nothing_more(make_learner: MakeLearner) -> None:
     """Checkpointing activations costs time on the device only."""
-    learner = make_learner(preset=preset, activation_checkpointing=True)
-    assert reads_of_a_step(learner, [0, 1, 0, 2] if learner.per_regime else None).total() <= MOST
+    learner = make_learner(preset="streamlearn", activation_checkpointing=True)
+    assert reads_of_a_step(learner, [0, 1, 0, 2]).total() <= MOST
 
 
 def test_parts_of_a_batch_are_read_together(make_learner: MakeLearner) -> None:

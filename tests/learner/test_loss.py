@@ -1,5 +1,7 @@
 """The packed loss: the layout of a batch, the loss of each record, and cross-entropy in chunks."""
 
+from itertools import chain
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from streamlearn.learner import loss as vocabulary_loss
 from streamlearn.learner.loss import arguments, pack, packed_loss
 from streamlearn.stream.record import IGNORED
 from tests.doubles import example, random_examples
+from tests.learner.reference import token_losses
 from tests.learners import MakeLearner
 
 CPU = torch.device("cpu")
@@ -58,20 +61,13 @@ def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> 
     packed = pack(RECORDS, learner.device)
     found = packed_loss(learner.forward, packed)
     sums, correct = found.per_record(packed)
-    token_losses, hits = [], []
-    for record in RECORDS:
-        ids = torch.from_numpy(record.input_ids).long()
-        logits = learner.forward(input_ids=ids[None], use_cache=False).logits[0]
-        learned = [t for t in range(1, len(ids)) if record.labels[t] != IGNORED]
-        token_losses.append(torch.stack([-F.log_softmax(logits[t - 1], -1)[ids[t]] for t in learned]))
-        hits += [bool(logits[t - 1].argmax() == ids[t]) for t in learned]
-    torch.testing.assert_close(sums, torch.stack([each.sum() for each in token_losses]), rtol=1e-4, atol=1e-4)
-    assert packed.learned_B.tolist() == [len(each) for each in token_losses]
-    of_records = torch.split(torch.tensor(hits), packed.learned_B.tolist())
-    assert correct.tolist() == [each.sum() for each in of_records]
-    torch.testing.assert_close(found.token_L, torch.cat(token_losses), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.mean, torch.cat(token_losses).mean(), rtol=1e-4, atol=1e-4)
-    assert found.correct_L.tolist() == hits
+    losses, hits = zip(*(token_losses(learner.forward, record) for record in RECORDS), strict=True)
+    assert sums.tolist() == pytest.approx([sum(own) for own in losses], rel=1e-4)
+    assert packed.learned_B.tolist() == [len(own) for own in losses]
+    assert correct.tolist() == [sum(own) for own in hits]
+    assert found.token_L.tolist() == pytest.approx([*chain(*losses)], rel=1e-4)
+    assert float(found.mean) == pytest.approx(fmean(chain(*losses)), rel=1e-4)
+    assert found.correct_L.tolist() == [*chain(*hits)]
 
 
 def test_only_floating_point_features_are_cast() -> None:
@@ -136,25 +132,11 @@ def test_no_tensor_has_the_logits_of_all_tokens(make_learner: MakeLearner, monke
     assert (max(rows), sum(rows)) == (8, learned)
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "mh-moe", "lora"])
-def test_a_step_is_that_with_whole_logits(
-    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch, preset: str
-) -> None:
+def test_a_step_is_that_with_whole_logits(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose head is not plain computes the same loss by itself."""
     examples = random_examples([9, 7, 8], prompt_length=2)
-    found = make_learner(preset=preset)
+    found = make_learner()
     losses = [found.step(examples, [0, 0, 0]).loss for _ in range(3)]
     monkeypatch.setattr(loss, "plain_head", lambda _: None)
-    expected = make_learner(preset=preset)
+    expected = make_learner()
     assert losses == pytest.approx([expected.step(examples, [0, 0, 0]).loss for _ in range(3)], rel=1e-5)
-
-
-def test_scoring_needs_no_gradient(make_learner: MakeLearner) -> None:
-    """Without one the loss is the same, and nothing is kept for a backward pass."""
-    learner = make_learner()
-    packed = pack(random_examples([9, 7], prompt_length=2), learner.device)
-    with torch.no_grad():
-        scored = packed_loss(learner.forward, packed)
-    trained = packed_loss(learner.forward, packed)
-    assert scored.mean.grad_fn is None
-    torch.testing.assert_close(scored.mean, trained.mean.detach())

@@ -27,7 +27,6 @@ RATE_INTERVAL = "15s"  # of the dashboard; the scrape interval is a second
 
 
 def main() -> None:
-    """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--only", nargs="+", default=sorted(ALERTS), choices=sorted(ALERTS), help="alerts to fire")
@@ -85,7 +84,6 @@ def _empty_panels(stage: Stage) -> list[str]:
 
 
 def _fire(stage: Stage, fault: Fault) -> list[dict[str, Any]]:
-    """Make the fault and wait for each of its alerts."""
     before = stage.prometheus.firing()
     with made(stage, fault):
         rows = []

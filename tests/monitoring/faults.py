@@ -69,7 +69,6 @@ def _room_again(stage: Stage) -> None:
 
 
 def _limit_files(stage: Stage, size: int) -> None:
-    """Let no file of the daemon grow beyond `size` bytes."""
     _, hard = resource.prlimit(stage.daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(stage.daemon.pid, resource.RLIMIT_FSIZE, (size, hard))
 
@@ -125,7 +124,6 @@ FAULTS = (
 
 @contextmanager
 def made(stage: Stage, fault: Fault) -> Iterator[None]:
-    """Make the fault, and mend it."""
     fault.make(stage)
     yield
     fault.mend(stage)

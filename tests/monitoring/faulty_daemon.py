@@ -17,7 +17,6 @@ HANG_S = 3600.0
 
 
 def inject() -> None:
-    """Replace the learner's loss, and tell it how to read a batch."""
     real_init = Components.__init__
 
     def init(self: Components, *args: Any, **kwargs: Any) -> None:

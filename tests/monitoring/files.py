@@ -1,4 +1,4 @@
-"""The files of configs/monitoring/, and the expressions in them."""
+"""The files of configs/monitoring/, the expressions in them, and the alert rules with a minute as a second."""
 
 import re
 from collections.abc import Iterator
@@ -14,12 +14,10 @@ PROMETHEUS, DASHBOARD = MONITORING / "prometheus.yaml", MONITORING / "grafana-da
 
 
 def rules() -> list[dict[str, Any]]:
-    """The alert rules."""
     return [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
     return dict(orjson.loads(DASHBOARD.read_bytes()))
 
 
@@ -39,3 +37,17 @@ def expressions(instance: str, rate_interval: str) -> Iterator[tuple[str, str]]:
 def metric_names(expression: str) -> set[str]:
     """The metrics of an expression that the daemon or its process exports."""
     return set(re.findall(r"\b(?:streamlearn|process)_\w+", re.sub(r"\{[^}]*\}|\"[^\"]*\"", "", expression)))
+
+
+_DURATION = re.compile(r"(?<=\[|\s)(\d+)([mh])(?=\]|\n)")
+_SECONDS = re.compile(r"(\d+) \* 60\b")
+
+
+def shortened(rules: str) -> str:
+    r"""The rules with every window, `for` and age divided by 60.
+
+    >>> shortened("expr: time() - x > 30 * 60 and rate(y[15m]) > 60\nfor: 1h\n")
+    'expr: time() - x > 30 * 1 and rate(y[15s]) > 60\nfor: 1m\n'
+    """
+    quick = _DURATION.sub(lambda found: found[1] + {"m": "s", "h": "m"}[found[2]], rules)
+    return _SECONDS.sub(r"\1 * 1", quick)

@@ -11,8 +11,7 @@ import httpx2
 import yaml
 
 from tests.broker import free_ports
-from tests.monitoring.files import ALERTS, PROMETHEUS
-from tests.monitoring.shortened import shortened
+from tests.monitoring.files import ALERTS, PROMETHEUS, shortened
 
 START_S = 60.0
 STOP_S = 30.0
@@ -34,7 +33,6 @@ class Prometheus:
         (folder / "alerts.yaml").write_text(shortened(ALERTS.read_text(encoding="utf-8")))
 
     def __enter__(self) -> Self:
-        """Start it, and wait until it is ready."""
         command = [
             shutil.which("prometheus") or "prometheus",
             f"--config.file={self._folder / 'prometheus.yaml'}",
@@ -59,13 +57,11 @@ class Prometheus:
             self._process.wait(STOP_S)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an instant query."""
         answer = httpx2.post(f"http://{self._address}/api/v1/query", data={"query": expression}, timeout=30.0).json()
         assert answer["status"] == "success", f"{expression}: {answer}"
         return list(answer["data"]["result"])
 
     def firing(self) -> set[str]:
-        """Names of the alerts that fire."""
         return {sample["metric"]["alertname"] for sample in self.query('ALERTS{alertstate="firing"}')}
 
     def _is_ready(self) -> bool:

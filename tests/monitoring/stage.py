@@ -51,7 +51,6 @@ class Stage:
         self._cycles = {task: itertools.cycle(rows) for task, rows in self._tasks.items()}
 
     def __enter__(self) -> Self:
-        """Start the three, and learn the sample once."""
         with ExitStack() as stack:
             self.broker.start()
             stack.callback(self.broker.kill)
@@ -71,7 +70,6 @@ class Stage:
 
     @property
     def tasks(self) -> list[str]:
-        """The sample's tasks, in its order."""
         return list(self._tasks)
 
     def records(self, task: int, count: int, **changes: Any) -> list[bytes]:
@@ -80,15 +78,12 @@ class Stage:
         return [orjson.dumps({**next(cycle), **changes}) for _ in range(count)]
 
     def spoiled(self, count: int) -> list[bytes]:
-        """Records whose update the daemon refuses."""
         return [orjson.dumps({"prompt": f"{SPOIL}: {number}", "completion": " no"}) for number in range(count)]
 
     def endless(self) -> list[bytes]:
-        """A record whose update never ends."""
         return [orjson.dumps({"prompt": HANG, "completion": " no"})]
 
     def feed(self, values: Sequence[bytes]) -> None:
-        """Append records to the topic."""
         self.broker.produce(self._topic, list(values))
         self._fed += len(values)
 
@@ -108,22 +103,18 @@ class Stage:
         self.daemon.wait_until(lambda: self.value("streamlearn_ready") == 1, "it was ready again")
 
     def command(self, *arguments: str) -> None:
-        """Run a command of streamlearn on the daemon."""
         command = [sys.executable, "-m", "streamlearn", *arguments, "--config", str(self.daemon.config)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def ask(self, prompt: str) -> None:
-        """Send one request that needs the model."""
         body = {"model": "streamlearn", "prompt": prompt, "max_tokens": 4}
         httpx2.post(f"http://{self.target}/v1/completions", json=body, timeout=60.0).raise_for_status()
 
     def value(self, expression: str) -> float | None:
-        """The value of a query with one sample; None without any."""
         samples = self.prometheus.query(expression)
         return float(samples[0]["value"][1]) if samples else None
 
     def wait(self, done: Callable[[], bool], what: str) -> float:
-        """Wait until `done`, and return the seconds that it took."""
         started = time.monotonic()
         while not done():
             log = self.daemon.log.read_text()[-2000:]
@@ -132,7 +123,6 @@ class Stage:
         return time.monotonic() - started
 
     def _settings(self, **changes: Any) -> dict[str, Any]:
-        """The nano backbone and frequent snapshots."""
         return {
             "source": {
                 "kafka": {

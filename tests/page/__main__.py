@@ -17,7 +17,6 @@ IDLE_S = 30.0
 
 
 def main() -> int:
-    """Print the figures; 1 if one of them misses its aim."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="turns with three browsers, each between two quiet ones")
     parser.add_argument("--seconds", type=float, default=15.0, help="duration of a turn")

@@ -22,13 +22,11 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """Path of an installed Chromium; None without one."""
     return next((path for path in map(shutil.which, PROGRAMS) if path is not None), None)
 
 
 @contextmanager
 def launched(playwright: Playwright) -> Iterator[Browser]:
-    """A browser with a profile of its own, which is removed with it."""
     browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS, timeout=120_000)
     try:
         yield browser
@@ -48,7 +46,6 @@ class Watched:
 
     @classmethod
     def of(cls, page: Page) -> "Watched":
-        """Watch a page from before it opens anything."""
         watched = cls(page)
         page.on("console", watched._on_console)
         page.on("pageerror", lambda error: watched.problems.append(f"exception: {error}"))
@@ -57,7 +54,6 @@ class Watched:
 
     @property
     def hosts(self) -> set[str | None]:
-        """The hosts that were asked for anything."""
         return {urlsplit(url).hostname for url in self.requests}
 
     def _on_console(self, message: ConsoleMessage) -> None:

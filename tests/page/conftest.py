@@ -14,7 +14,6 @@ SLOW_MS = 60_000  # a browser beside other tests on two cores
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A Chromium."""
     if chromium() is None:
         pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt-get install chromium)")
     with sync_playwright() as playwright, launched(playwright) as opened:
@@ -52,5 +51,4 @@ def watched(browser: Browser, run: WatchedRun) -> Iterator[Watched]:
 
 @pytest.fixture(scope="package")
 def axe() -> str:
-    """axe-core, as a PyPI package brings it along."""
     return (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from tests.page.watched_run import TASKS, WatchedRun
 MAX_DELAY_S = 2.0
 MIN_SPEED = 0.98
 NUM_BROWSERS = 3
-SCREENSHOT_COLOURS = 64  # a quarter of the bytes, and no difference to the eye
+SCREENSHOT_COLORS = 64  # a quarter of the bytes, and no difference to the eye
 SETTLE_S = 3.0  # a browser loads the page, or leaves it
 NOTE_ROWS = """() => {
   window.shown = [];
@@ -77,14 +77,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Round:
-    """A watched turn between two quiet ones, so that a machine that slows down steadily favours neither."""
+    """A watched turn between two quiet ones, so that a machine that slows down steadily favors neither."""
 
     before: Turn
     watched: Turn
     after: Turn
 
     def ratio(self, field_name: str) -> float:
-        """Watched over the mean of both quiet turns."""
         quiet = (getattr(self.before, field_name) + getattr(self.after, field_name)) / 2
         return float(getattr(self.watched, field_name) / quiet)
 
@@ -110,7 +109,6 @@ def apart(pid: int) -> Iterator[None]:
 
 
 def paired_turns(run: WatchedRun, *, rounds: int, seconds: float) -> list[Round]:
-    """Turns next to each other; the daemon trains all the time."""
     with sync_playwright() as playwright, ExitStack() as stack:
         browsers = [stack.enter_context(launched(playwright)) for _ in range(NUM_BROWSERS)]
         pages = [browser.new_page(viewport={"width": 1440, "height": 900}) for browser in browsers]
@@ -147,13 +145,11 @@ def _turn(run: WatchedRun, pages: Sequence[Page], url: str, seconds: float) -> T
 
 
 def _reading(run: WatchedRun) -> tuple[float, float, float]:
-    """Time, tokens trained so far, and processor time of the daemon."""
     tokens = run.get("v1/status")["tokens_trained"]
     return time.monotonic(), tokens, _cpu_s(run)
 
 
 def _cpu_s(run: WatchedRun) -> float:
-    """Processor time of the daemon so far."""
     fields = Path(f"/proc/{run.daemon.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -177,6 +173,6 @@ def screenshots(browser: Browser, url: str, folder: Path) -> list[Path]:
             page.wait_for_timeout(3000)
             written.append(folder / f"{width}-{scheme}.png")
             shot = Image.open(BytesIO(page.screenshot(full_page=True)))
-            shot.quantize(SCREENSHOT_COLOURS, dither=Image.Dither.NONE).save(written[-1], optimize=True)
+            shot.quantize(SCREENSHOT_COLORS, dither=Image.Dither.NONE).save(written[-1], optimize=True)
             context.close()
     return written

@@ -47,7 +47,6 @@ class WatchedRun:
         )
 
     def start(self) -> None:
-        """Start the daemon and wait until it is ready."""
         self.daemon.start()
         self.daemon.wait_until(self._is_ready, "the daemon is ready")
 
@@ -59,16 +58,13 @@ class WatchedRun:
 
     @property
     def token(self) -> str:
-        """The bearer token."""
         return (self.daemon.state / "http.token").read_text().strip()
 
     def get(self, path: str) -> Any:
-        """The body of an endpoint, asked for with the token."""
         headers = {"authorization": f"Bearer {self.token}"}
         return httpx2.get(f"{self.url}{path}", headers=headers, timeout=30).raise_for_status().json()
 
     def post(self, path: str, body: Any = None) -> None:
-        """Carry out a control, as a command does."""
         headers = {"authorization": f"Bearer {self.token}"}
         httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30).raise_for_status()
 
@@ -91,7 +87,6 @@ class WatchedRun:
             httpx2.post(f"{self.url}v1/completions", json=body, timeout=120).raise_for_status()
 
     def wait_until_read(self) -> None:
-        """Wait until nothing of the stream is left to train on."""
         num_lines = self._stream.read_bytes().count(b"\n")
         self.daemon.wait_until(lambda: self._position() == num_lines, f"{num_lines} lines are trained on")
 

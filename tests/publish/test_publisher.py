@@ -281,7 +281,7 @@ def test_a_replica_that_hangs_is_given_up_when_the_daemon_stops(
         monkeypatch.setattr(publisher._targets.replicas, "fault_of_loading", hang)
         daemon = daemon_of(components)
         daemon.save()
-        daemon._start_publishing()
+        publisher.start()
         assert asked.wait(WAIT_S)
         with capture_logs() as logs:
             publisher.close()

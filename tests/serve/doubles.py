@@ -157,7 +157,6 @@ class Time:
     wall: float = 1_000_100.0
 
     def clock(self) -> Clock:
-        """The clock for the code under test."""
         return Clock(monotonic=lambda: self.monotonic, wall=lambda: self.wall)
 
 
@@ -210,7 +209,6 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
                 prompt_tokens=5,
                 finish_reason="length",
                 route=route,
-                seconds=0.01,
             )
         )
     elif isinstance(job, RouteJob):
@@ -239,7 +237,6 @@ class Loop:
                 self.respond(ticket)
 
     def stop(self) -> None:
-        """End the thread."""
         self.stopped.set()
         self.thread.join()
 
@@ -275,12 +272,10 @@ class Daemon:
 
     @property
     def refusals(self) -> list[dict[str, Any]]:
-        """The lines of the audit log since the last reset."""
         path = Path(self._folder.name) / AUDIT_FILE_NAME
         return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     def reset(self) -> None:
-        """Restore the initial state without a restart."""
         self.time.monotonic, self.time.wall = 50.0, 1_000_100.0
         self.board.publish(RUNNING)
         self.loop.respond = finish
@@ -289,7 +284,6 @@ class Daemon:
         (Path(self._folder.name) / AUDIT_FILE_NAME).unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Stop in the same order as the daemon."""
         self.client.close()
         self.loop.stop()
         self.jobs.close()
@@ -298,5 +292,4 @@ class Daemon:
 
 
 def row(step: int) -> SnapshotRow:
-    """A snapshot on disk."""
     return SnapshotRow(name=f"{step:016d}", step=step, written_at=datetime(2026, 1, 1, 0, 0, step, tzinfo=UTC))

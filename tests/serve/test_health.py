@@ -7,14 +7,12 @@ from typing import Any
 import httpx2
 import pytest
 from pydantic import ValidationError
-from structlog.testing import capture_logs
 
 from streamlearn.errors import ConfigError
-from streamlearn.events import Event
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.serve.health import health_app
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board, Phase, Status
+from streamlearn.status import Board
 
 from .doubles import RUNNING, Time
 
@@ -59,7 +57,7 @@ def test_health_is_served_on_the_address_of_the_machine(server: HttpServer) -> N
         assert httpx2.get(f"http://{address}:{server.port}/readyz").json()["ready"] is True
 
 
-@pytest.mark.parametrize("host", ["10.1.2.3:8086", "evil.example", "pod.internal", ""])
+@pytest.mark.parametrize("host", ["10.1.2.3:8086", "evil.example"])
 def test_every_host_is_accepted(probe: httpx2.Client, host: str) -> None:
     """And every Origin: there is nothing that another site could not know."""
     for path in ("/livez", "/readyz"):
@@ -73,32 +71,11 @@ def test_responses_equal_those_of_the_main_endpoint(probe: httpx2.Client, client
         assert set(probe.get(path).headers) == set(client.get(path).headers)
 
 
-@pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/", "/openapi.json", "/docs", "/livez/"])
+@pytest.mark.parametrize("path", ["/v1/status", "/openapi.json", "/livez/"])
 def test_nothing_else_is_served(probe: httpx2.Client, path: str) -> None:
     answer = probe.get(path)
     assert answer.status_code == probe.head(path).status_code == 404
     assert answer.json()["error"]["hint"] == "this port serves only GET /livez and GET /readyz"
-
-
-def test_a_daemon_that_is_not_ready_is_503_with_the_reason(board: Board, probe: httpx2.Client) -> None:
-    board.publish(Status(Phase.RESTORING, reason="snapshot 40 is being read"))
-    answer = probe.get("/readyz")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert answer.json()["error"]["message"] == "snapshot 40 is being read"
-    assert (probe.head("/readyz").status_code, probe.get("/livez").status_code) == (503, 200)
-
-
-def test_a_loop_that_does_not_report_is_503_on_both_paths(time: Time, probe: httpx2.Client) -> None:
-    time.monotonic += 61
-    assert [probe.get(path).status_code for path in ("/livez", "/readyz")] == [503, 503]
-    assert probe.get("/livez").json()["error"]["code"] == "not_alive"
-
-
-def test_the_start_is_logged_as_health_with_the_bound_port(board: Board) -> None:
-    with capture_logs() as logs, HttpServer(health_app(board), HEALTH) as server:
-        assert server.port > 0
-    [started] = [entry for entry in logs if entry["event"] == Event.HTTP_STARTED]
-    assert (started["host"], started["port"], started["health"]) == ("0.0.0.0", server.port, True)  # noqa: S104
 
 
 def test_a_port_in_use_names_the_setting_to_change(board: Board, server: HttpServer) -> None:

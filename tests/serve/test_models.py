@@ -1,6 +1,9 @@
-"""Request bodies and responses; test_app.py covers every value over HTTP."""
+"""Request bodies and responses, and whether the OpenAPI document matches the server."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from streamlearn.history import BackbonePair, History
 from streamlearn.jobs import queue
 from streamlearn.serve import models as schemas
-from streamlearn.serve import models as views
 from streamlearn.serve.models import (
     RENDER_EVERY_S,
     EvalRequest,
@@ -23,9 +25,9 @@ from streamlearn.serve.models import (
     shifts_view,
     status_view,
 )
-from streamlearn.status import Board, HistoryStatus, Phase, SnapshotStatus, Status
+from streamlearn.status import Board, HistoryStatus, SnapshotStatus
 from tests.history.outcomes import STATUS, HandClock, history_of, outcome, scored, shift
-from tests.serve.doubles import ADAPTATION, RUNNING, Daemon, Time
+from tests.serve.doubles import ADAPTATION, AUTHORIZED, RUNNING, Daemon, Time, row
 
 JOBS = JobsView(waiting=1, capacity=2)
 
@@ -51,12 +53,6 @@ def test_regimes_that_were_never_scored_have_no_loss() -> None:
     assert [regime.number for regime in regimes_view(RUNNING).regimes] == [1, 3]
 
 
-def test_every_kind_of_shift_has_a_total() -> None:
-    assert shifts_view(Status(Phase.STARTING)).total == {"inputs": 0, "answers": 0}
-    answers = replace(ADAPTATION, num_shifts={"answers": 1})
-    assert shifts_view(replace(RUNNING, adaptation=answers)).total == {"inputs": 0, "answers": 1}
-
-
 def test_the_first_regime_is_listed_and_not_counted() -> None:
     """The total is the published count, not the length of the list, which starts with the first regime."""
     first_only = replace(ADAPTATION, shifts=ADAPTATION.shifts[:1], num_shifts={})
@@ -65,7 +61,6 @@ def test_the_first_regime_is_listed_and_not_counted() -> None:
 
 
 def view(history: HistoryStatus) -> HistoryView:
-    """The body, checked against its description."""
     return HistoryView.model_validate(orjson.loads(history_body(history)))
 
 
@@ -101,11 +96,6 @@ def test_a_body_that_the_client_has_is_not_sent_again(daemon: Daemon, client: ht
     assert (after.status_code, after.json()["points"]["step"][-1]) == (200, 201)
 
 
-def test_before_the_first_record_every_series_is_empty() -> None:
-    """While the backbone is loaded, too."""
-    assert (view(HistoryStatus()).points.record, view(HistoryStatus()).segments) == ([], ())
-
-
 def test_only_the_last_segment_goes_on() -> None:
     """The others have a row of the accuracy matrix."""
     segments = view(history_of(25).status).segments
@@ -137,10 +127,24 @@ def test_every_field_is_described() -> None:
     """The OpenAPI document takes the descriptions from the docstrings."""
     models = [
         value
-        for module in (queue, schemas, views)
+        for module in (queue, schemas)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, queue.ApiModel)
     ]
     fields = {f"{model.__name__}.{name}": field for model in models for name, field in model.model_fields.items()}
     assert [name for name, field in fields.items() if not field.description] == []
     assert len(fields) > 80
+
+
+MAX_EXAMPLES = 10  # per operation; 300 take a minute and find nothing more
+
+
+def test_every_described_request_is_answered_as_described(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.rows = (row(40), row(41))
+    program = Path(sys.executable).with_name("st")
+    [(name, value)] = AUTHORIZED.items()
+    command = [str(program), "run", f"http://127.0.0.1:{daemon.server.port}/openapi.json", "-H", f"{name}: {value}"]
+    options = ["--max-examples", str(MAX_EXAMPLES), "--seed", "1", "--no-color"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert "Tested: 25" in done.stdout

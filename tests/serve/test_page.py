@@ -20,7 +20,6 @@ EXTERNAL = re.compile(r"""(?:https?:)?//[\w.-]+\.\w+""")
 
 
 def directives(policy: str) -> dict[str, str]:
-    """The directives of a Content-Security-Policy."""
     return {name: value for name, _, value in (each.strip().partition(" ") for each in policy.split(";"))}
 
 

@@ -57,7 +57,6 @@ def record(value: Any, **rest: Any) -> Record:
 
 
 def learned(example: Example, tokenizer: Any = TOKENIZER) -> str:
-    """The labelled tokens as text."""
     return str(tokenizer.decode(example.labels[example.labels != IGNORED]))
 
 
@@ -66,7 +65,6 @@ def same(one: Example, other: Example) -> bool:
 
 
 def chat(*contents: str, first: str = "user") -> dict[str, Any]:
-    """Messages that alternate between user and assistant."""
     roles = ("user", "assistant") if first == "user" else ("assistant", "user")
     return {"messages": [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]}
 
@@ -106,7 +104,7 @@ def test_input_ids_are_used_unchanged() -> None:
 
 
 def test_every_assistant_turn_is_learned() -> None:
-    """Both answers are labelled, each with its end of turn; questions and headers are not."""
+    """Both answers are labeled, each with its end of turn; questions and headers are not."""
     value = chat("hello", "the fox", "test", "the dog", "never answered")
     example = DECODER.decode(record(value))
     assert learned(example) == "the fox<|im_end|>\nthe dog<|im_end|>\n"

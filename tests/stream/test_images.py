@@ -71,7 +71,7 @@ def test_other_bytes_are_refused(data: bytes, reason: Reason, message: str) -> N
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_an_animation_is_refused(kind: str) -> None:
     """An image must have exactly one frame."""
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     data = saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=100)
     with pytest.raises(RecordError, match="one still image, found 2 frames"):
         open_image(data, "image", LIMITS)

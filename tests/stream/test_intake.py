@@ -184,7 +184,7 @@ def test_a_batch_lists_its_records_in_reading_order() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.integers(1, 3)), max_size=30))
 def test_runs_hold_each_record_once(steps: list[tuple[TopicPartition, int]]) -> None:
-    """Neighbouring runs differ in partition, counts add up, and each run ends after its last record, despite gaps."""
+    """Neighboring runs differ in partition, counts add up, and each run ends after its last record, despite gaps."""
     ends, ids = {ONE: 0, TWO: 0}, []
     for origin, gap in steps:
         ids.append(RecordId(origin, ends[origin] + gap))
@@ -252,7 +252,6 @@ class Bench:
 
 @pytest.fixture(params=["on request", "ahead"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outcome is the same with and without decoding ahead."""
     monkeypatch.setattr(Bench, "decodes_ahead", request.param == "ahead")
 
 

@@ -1,9 +1,7 @@
 """Replay and penalties: each does what its equation says."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,40 +12,26 @@ from hypothesis import strategies as st
 
 from benchmarks.learn.baselines import (
     Baseline,
-    CosineSchedule,
     DarkReplay,
     Ewc,
-    Gem,
     OnlineEwc,
     OracleRegimes,
     Replay,
     Reservoir,
-    StagedTraining,
-    batches,
     fisher,
     normalized,
     project,
 )
 from streamlearn.adapters.context import routing_context
-from streamlearn.baselines.balance_stages import Stage
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import pack, packed_logits, packed_loss
-from streamlearn.settings import Settings, StreamSettings
+from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
-from tests.benchmarks.learn.kit import ONE, TWO, context_of, learn, loss_on
-from tests.doubles import random_examples
-from tests.learners import MakeLearner, hooks_of, same, snapshot
+from tests.benchmarks.learn.kit import ONE, TWO, context_of, learn
+from tests.learners import MakeLearner, same, snapshot
 
 NEARLY = 1e-4
-
-
-def test_batches_cover_every_example_in_order() -> None:
-    """The last batch may be smaller."""
-    examples = random_examples([5] * 7)
-    made = list(batches(examples, StreamSettings(batch_records=3)))
-    assert [len(batch) for batch in made] == [3, 3, 1]
-    assert [example for batch in made for example in batch] == list(examples)
 
 
 def test_the_plain_baseline_is_the_learner(make_learner: MakeLearner) -> None:
@@ -57,35 +41,6 @@ def test_the_plain_baseline_is_the_learner(make_learner: MakeLearner) -> None:
     for examples in (ONE, ONE, TWO, TWO):
         other.step(examples)
     assert same(snapshot(one), snapshot(other))
-
-
-def test_the_rate_falls_along_the_cosine(make_learner: MakeLearner) -> None:
-    """From the full rate to nearly zero over all records."""
-    learner = make_learner(preset="lora")
-    schedule, found = CosineSchedule(context_of(learner, records=4 * len(ONE))), []
-    for _ in range(4):
-        schedule.step(ONE)
-        found.append([group.lr_scale for group in learner.optimizer.groups])
-    for quarter, scales in enumerate(found):
-        assert scales == pytest.approx([(1 + math.cos(math.pi * quarter / 4)) / 2] * len(scales))
-
-
-def test_every_segment_passes_through_all_stages(make_learner: MakeLearner) -> None:
-    """In shares of the segment's own number of steps."""
-    learner = make_learner(preset="mot")
-    stages = hooks_of(learner).stages
-    assert stages is not None
-    settings = Settings(source={"jsonl": {"path": "s"}}, stream={"batch_records": 1})
-    staged = StagedTraining(context_of(learner, settings=settings))
-    for number, length in enumerate((6, 3)):
-        examples = random_examples([4] * length, seed=number)
-        staged.begin(number, examples)
-        found = []
-        for example in examples:
-            found.append(stages.stage)
-            staged.step([example])
-        expected = [Stage.FFN] + [Stage.ATTENTION] * round(length / 2) + [Stage.FINE_TUNING] * length
-        assert found == expected[:length]
 
 
 def test_each_segment_enters_its_regime(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,16 +74,6 @@ def test_the_sample_is_uniform() -> None:
         assert len(set(sample.items)) == 5
         kept.update(sample.items)
     assert all(60 < kept[item] < 140 for item in range(20))  # 100 expected, sd 8.7
-
-
-def test_a_draw_has_different_items() -> None:
-    """As many as there are at most."""
-    sample: Reservoir[int] = Reservoir(5, seed=0)
-    assert sample.draw(3) == []
-    for item in range(4):
-        sample.offer(item)
-    assert sorted(sample.draw(9)) == [0, 1, 2, 3]
-    assert len(set(sample.draw(3))) == 3
 
 
 def test_a_step_trains_on_as_many_old_records_and_reports_the_new(
@@ -165,47 +110,10 @@ def test_it_remembers_the_largest_logits_from_before_the_update(make_learner: Ma
     dark = DarkReplay(context_of(learner), top=4)
     dark.step(ONE)
     assert dark.memory.items
-    for each in dark.memory.items:
-        expected = before[id(each.example)].topk(4)
-        torch.testing.assert_close(each.logits_LK, expected.values)
-        assert each.tokens_LK.tolist() == expected.indices.tolist()
-
-
-def rise_of(learner: Learner, method: Baseline) -> float:
-    """How much the loss on the first task rises while the second one is learned."""
-    learn(method, ONE)
-    before = loss_on(learner, ONE)
-    learn(method, TWO)
-    return loss_on(learner, ONE) - before
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.0, 1.0)])
-def test_each_term_replays(make_learner: MakeLearner, alpha: float, beta: float) -> None:
-    """Alone, each keeps the first task better than plain training does; mean over four draws from the memory."""
-    plain = make_learner(preset="lora")
-    rises = []
-    for seed in range(4):
-        learner = make_learner(preset="lora")
-        rises.append(rise_of(learner, DarkReplay(context_of(learner, seed=seed), alpha=alpha, beta=beta)))
-    assert fmean(rises) < 0.6 * rise_of(plain, Baseline(context_of(plain)))
-
-
-def test_without_strength_it_is_plain_training(make_learner: MakeLearner) -> None:
-    """The weights are equal, and the reported loss is that of the batch."""
-    one, other = make_learner(preset="lora"), make_learner(preset="lora")
-    learn(Baseline(context_of(one)), ONE, TWO, steps=2)
-    learn(DarkReplay(context_of(other), alpha=0.0, beta=0.0), ONE, TWO, steps=2)
-    assert same(snapshot(one), snapshot(other))
-
-
-def test_the_memory_fills_up(make_learner: MakeLearner) -> None:
-    """It holds as many records as that of plain replay."""
-    settings = Settings(source={"jsonl": {"path": "s"}}, holdout={"records_per_regime": 6})
-    dark = DarkReplay(context_of(make_learner(preset="lora"), settings=settings))
-    examples = random_examples([9] * 24, seed=3)
-    for start in range(0, len(examples), 4):
-        dark.step(examples[start : start + 4])
-    assert len(dark.memory.items) == 12
+    for remembered in dark.memory.items:
+        expected = before[id(remembered.example)].topk(4)
+        torch.testing.assert_close(remembered.logits_LK, expected.values)
+        assert remembered.tokens_LK.tolist() == expected.indices.tolist()
 
 
 def test_fisher_is_the_mean_of_squared_gradients_of_single_records(make_learner: MakeLearner) -> None:
@@ -232,7 +140,7 @@ def test_information_is_normalized_over_all_parameters() -> None:
     """The mean is 1 whatever the scale; ratios stay; nothing stays nothing."""
     raw = [torch.tensor([1.0, 2.0]), torch.tensor([[9.0]])]
     for scale in (1.0, 1e6):
-        one, other = normalized([scale * each for each in raw])
+        one, other = normalized([scale * part for part in raw])
         torch.testing.assert_close(one, torch.tensor([0.25, 0.5]))
         torch.testing.assert_close(other, torch.tensor([[2.25]]))
     assert normalized([torch.zeros(2)])[0].tolist() == [0.0, 0.0]
@@ -261,34 +169,6 @@ def test_the_penaltys_gradient_is_that_of_the_equation(make_learner: MakeLearner
         torch.testing.assert_close(held, 6.0 * expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [Ewc, OnlineEwc])
-def test_it_keeps_what_a_plain_learner_forgets(make_learner: MakeLearner, kind: Any) -> None:
-    """A strong penalty keeps the first task's loss; without strength it rises as in plain training."""
-    after = {}
-    for strength in (None, 0.0, 1e2):
-        learner = make_learner(preset="lora")
-        method = Baseline(context_of(learner)) if strength is None else kind(context_of(learner), strength=strength)
-        learn(method, ONE)
-        before = loss_on(learner, ONE)
-        learn(method, TWO)
-        after[strength] = loss_on(learner, ONE) - before
-    assert after[0.0] == after[None]
-    assert after[None] > 0.5
-    assert after[1e2] < 0.1 * after[None]
-
-
-def test_one_conflict_is_taken_out() -> None:
-    """Only the component along the reference is removed."""
-    g, reference = torch.tensor([1.0, -1.0, 2.0]), torch.tensor([[0.0, 2.0, 0.0]])
-    torch.testing.assert_close(project(g, reference), torch.tensor([1.0, 0.0, 2.0]), rtol=NEARLY, atol=NEARLY)
-
-
-def test_without_a_conflict_the_gradient_stays() -> None:
-    """The very same tensor is returned."""
-    g, references = torch.tensor([1.0, 1.0]), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
-    assert project(g, references) is g
-
-
 @given(st.integers(0, 10_000), st.integers(1, 6))
 def test_the_projection_is_optimal(seed: int, num: int) -> None:
     """Karush-Kuhn-Tucker: it is feasible, and the change is a non-negative mixture of the active references."""
@@ -301,19 +181,3 @@ def test_the_projection_is_optimal(seed: int, num: int) -> None:
     torch.testing.assert_close(G.T @ v, z - g, rtol=NEARLY, atol=NEARLY)
     assert (v >= -NEARLY).all()
     assert ((v * (G @ z)).abs() <= NEARLY * (1 + v.abs())).all()
-
-
-def test_a_step_against_the_memory_does_not_raise_its_loss(make_learner: MakeLearner) -> None:
-    """The second task has other answers to the same prompts; plain training on it unlearns the first."""
-    other = tuple(Example(e.input_ids, e.labels[::-1].copy()) for e in ONE)
-    rise = {}
-    for name in ("plain", "gem"):
-        learner = make_learner(preset="lora", lr=1e-3)
-        method = Gem(context_of(learner)) if name == "gem" else Baseline(context_of(learner))
-        learn(method, ONE, steps=8)
-        before = loss_on(learner, ONE)
-        method.begin(1, other)
-        for _ in range(8):
-            method.step(other)
-        rise[name] = loss_on(learner, ONE) - before
-    assert rise["gem"] < 0.5 * abs(rise["plain"])

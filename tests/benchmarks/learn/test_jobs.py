@@ -1,13 +1,9 @@
 """Runs in their own processes: none is made twice, none is lost with another; searches use development records."""
 
 import fcntl
-import io
-import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +12,6 @@ import pytest
 
 from benchmarks.learn import jobs as module
 from benchmarks.learn import search as searching
-from benchmarks.learn.__main__ import options
 from benchmarks.learn.jobs import BUSY, RunConditions, RunJob, Worker, jobs_of, make_run, make_runs, read_plan
 from benchmarks.learn.methods import METHODS, read_profile
 from benchmarks.learn.search import LR, SEED, Search, Trial, beyond, refine
@@ -72,39 +67,6 @@ def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path, started: list[
     assert held.file.read_text() == "{}"
 
 
-def test_a_termination_ends_the_runs_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers are separate processes and would otherwise continue."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(job: RunJob, threads: int) -> Worker:
-        del threads
-        started.append(subprocess.Popen(["sleep", "600"]))
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return Worker(job, started[-1], io.BytesIO())
-
-    monkeypatch.setattr(module, "start", start)
-    with pytest.raises(SystemExit) as ended:
-        make_runs([job(tmp_path)], side_by_side=1, tell=lambda _: None)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert [process.returncode for process in started] == [-signal.SIGTERM]
-
-
-def test_a_run_is_made_once_in_its_own_process(
-    tmp_path: Path, tiny_profile_file: Path, write_tasks: Callable[..., Path]
-) -> None:
-    """A second call finds the result of the first."""
-    folder = str(write_tasks("fox", "dog"))
-    conditions = RunConditions((), str(tmp_path / "runs"), str(tiny_profile_file), records=3, evaluated=2)
-    one = RunJob(folder, "frozen", 0, conditions)
-    assert make_runs([one], side_by_side=1) == []
-    before = one.file.read_bytes()
-    assert orjson.loads(before)["method"] == "frozen"
-    assert make_runs([one], side_by_side=1) == []
-    assert one.file.read_bytes() == before
-    assert [path.name for path in one.file.parent.iterdir()] == ["frozen.0.json"]
-    assert RunJob.from_json(one.to_json()) == one
-
-
 def test_a_plan_makes_each_run_once(tmp_path: Path) -> None:
     """In its order; methods are all if absent; what is unknown is named."""
     plan = tmp_path / "plan.yaml"
@@ -125,13 +87,6 @@ def test_a_plan_makes_each_run_once(tmp_path: Path) -> None:
             jobs_of(read_plan(plan), conditions)
 
 
-def test_the_command_line_needs_a_suite_or_a_plan(tmp_path: Path) -> None:
-    """One of them."""
-    given = options().parse_args(["run", "--out", str(tmp_path)])
-    with pytest.raises(UsageError, match="give either --suite or --plan"):
-        given.action(given)
-
-
 def test_a_search_refines_and_leaves_the_grid_at_its_edges() -> None:
     """Four rates around the best, or four strengths at it; then the next value beyond, by the last ratio."""
     trials = [Trial("er", {LR: rate}, ap, 1.0) for rate, ap in ((3e-4, 0.1), (1e-3, 0.2), (3e-3, 0.3))]
@@ -149,7 +104,7 @@ def test_a_search_writes_a_profile_that_runs_use(
     folder = write_tasks("fox", "dog")
     for file in folder.glob("*.test.jsonl.gz"):
         file.unlink()
-    for name, value in (("PROMPTS", ("plain",)), ("RATES", (1e-3, 1e-2)), ("FACTORS", (0.5,)), ("BEYOND", 0)):
+    for name, value in (("RATES", (1e-3, 1e-2)), ("FACTORS", (0.5,)), ("BEYOND", 0)):
         monkeypatch.setattr(searching, name, value)
 
     def make(jobs: Sequence[RunJob]) -> list[RunJob]:  # in this process: a process each would spend its time on imports
@@ -157,11 +112,11 @@ def test_a_search_writes_a_profile_that_runs_use(
         return []
 
     conditions = RunConditions((), str(tmp_path / "search"), str(tiny_profile_file), records=8, evaluated=3)
-    search = Search(str(folder), ("lora", "ewc"), conditions, make)
+    search = Search(str(folder), ("ewc",), conditions, make)
     profile = search.run()
-    assert {method: len(trials) for method, trials in search.trials.items()} == {"lora": 3, "ewc": 6}
+    assert {method: len(trials) for method, trials in search.trials.items()} == {"ewc": 6}
     runs = [orjson.loads(file.read_bytes()) for file in (tmp_path / "search").rglob(f"*.{SEED}.json")]
-    assert len(runs) == 2 * 2 + 3 + 6 - 1, "two setups, and lora at the rate of stage 0 is a trial of stage 1"
+    assert len(runs) == 6
     assert {run["split"] for run in runs} == {"development"}
     assert all([*map(bool, run["teacher"])] == [False, True] for run in runs), "scored at the end only"
     search.write_record(tmp_path / "search.md")

@@ -5,7 +5,6 @@ import torch
 
 from benchmarks.learn.lora_baselines import (
     InfLora,
-    OLora,
     OnlineLora,
     PlateauDetector,
     RankBlocks,
@@ -36,31 +35,11 @@ def test_a_task_moves_only_its_own_block(make_learner: MakeLearner) -> None:
         assert torch.equal(parameter[:, :, rest], old[:, :, rest])
 
 
-def test_the_gradient_norm_counts_the_block_in_training_only(make_learner: MakeLearner) -> None:
-    """A frozen block does not make the clipping of its successor stronger."""
-    norms = {}
-    for rank in (RANK, 20):
-        learner = make_learner(preset="lora")
-        norms[rank] = RankBlocks(context_of(learner), rank=rank).step(ONE).grad_norm
-    assert 0 < norms[RANK] < norms[20]
-
-
 def test_the_overlap_is_the_sum_of_absolute_products() -> None:
     """Over all rows of both; zero for orthogonal rows."""
     earlier, own = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[-2.0, 0.0], [0.0, 3.0]])
     assert float(overlap(earlier, own)) == 2 + 2 + 0 + 3
     assert float(overlap(earlier[:1], own[1:])) == 0
-
-
-def test_blocks_become_orthogonal(make_learner: MakeLearner) -> None:
-    """With a strong penalty the second task's A hardly overlaps the first's."""
-    overlaps = {}
-    for strength in (0.0, 50.0):
-        learner = make_learner(preset="lora")
-        learn(OLora(context_of(learner), rank=RANK, strength=strength), ONE, TWO, steps=40)
-        A_PS = learner.banks[0].A.detach()[0, 0]
-        overlaps[strength] = float((A_PS[:RANK] @ A_PS[RANK : 2 * RANK].T).abs().sum())
-    assert overlaps[50.0] < 0.5 * overlaps[0.0]
 
 
 def product(learner: Learner, block: slice) -> torch.Tensor:
@@ -86,18 +65,6 @@ def test_directions_stay_and_magnitudes_learn(make_learner: MakeLearner) -> None
     learned = float(directions.magnitude_N.detach()[0])
     assert abs(learned - norm) > 1e-2
     torch.testing.assert_close(product(learner, slice(0, RANK)), first * (learned / norm), rtol=1e-4, atol=1e-6)
-
-
-def test_a_new_block_does_not_change_the_function(make_learner: MakeLearner) -> None:
-    """Normalizing the direction is compensated by its magnitude."""
-    learner = make_learner(preset="lora")
-    method = SdLora(context_of(learner), rank=RANK)
-    learn(method, ONE)
-    before = loss_on(learner, ONE)
-    method.begin(1, TWO)
-    for directions in method.directions:
-        directions.apply()
-    assert loss_on(learner, ONE) == pytest.approx(before, rel=1e-5)
 
 
 def test_a_magnitudes_gradient_is_the_slope_of_the_loss(make_learner: MakeLearner) -> None:
@@ -139,23 +106,6 @@ def test_a_new_block_is_orthogonal_to_earlier_inputs(make_learner: MakeLearner) 
     for bank, A in zip(learner.banks, designed, strict=True):
         assert torch.equal(bank.A, A)
         assert bool(bank.B[0, 0, RANK : 2 * RANK].any())
-
-
-def test_the_second_task_hardly_changes_the_first(make_learner: MakeLearner) -> None:
-    """Freezing the earlier block is not enough: with a free A the loss on the first task rises more."""
-    rise = {}
-    for name in ("inflora", "blocks"):
-        learner = make_learner(preset="lora")
-        method: RankBlocks = RankBlocks(context_of(learner), rank=RANK)
-        if name == "inflora":
-            method = InfLora(context_of(learner), rank=RANK, threshold=0.999)
-        learn(method, ONE)
-        before = loss_on(learner, ONE)
-        method.begin(1, TWO)
-        for _ in range(12):
-            method.step(TWO)
-        rise[name] = loss_on(learner, ONE) - before
-    assert rise["inflora"] < 0.3 * rise["blocks"]
 
 
 def test_the_basis_grows_by_the_fewest_directions() -> None:
@@ -203,29 +153,3 @@ def test_a_plateau_opens_a_new_block(make_learner: MakeLearner) -> None:
     for parameter, old in zip(learner.optimizer.parameters(), frozen, strict=True):
         assert torch.equal(parameter[:, :, first], old)
         assert not torch.equal(parameter[:, :, second], old)
-
-
-def test_importance_holds_the_new_block_at_its_start(make_learner: MakeLearner) -> None:
-    """The stronger the penalty, the less it moves."""
-    moved = {}
-    for strength in (0.0, 1e3):
-        learner = make_learner(preset="lora")
-        method = OnlineLora(context_of(learner), rank=RANK, strength=strength, window=2, flat=1.0)
-        learn(method, ONE, steps=4)
-        assert method.block == 1
-        start = learner.banks[0].B.detach().clone()
-        learn(method, TWO, steps=3)
-        moved[strength] = float((learner.banks[0].B.detach() - start).norm())
-    assert moved[1e3] < 0.7 * moved[0.0]
-
-
-def test_the_buffer_keeps_the_records_of_the_highest_loss(make_learner: MakeLearner) -> None:
-    """They are trained on again with each batch; their losses are not reported."""
-    learner = make_learner(preset="lora", lr=1e-4)
-    method = OnlineLora(context_of(learner), rank=RANK)
-    first, second = method.step(ONE), method.step(TWO)
-    assert (len(first.record_losses), len(second.record_losses)) == (3, 3)
-    assert second.learned_tokens > sum(example.num_learned for example in TWO)
-    losses = [loss for loss, _ in method.buffer]
-    assert losses == sorted(losses, reverse=True)
-    assert max(second.record_losses) <= losses[0]

@@ -3,14 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from benchmarks.learn.methods import ABLATIONS, METHODS, Profile, fill, own_values, read_arm, read_profile
 from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.presets import resolve
 from streamlearn.backbone.load import outline
 from streamlearn.daemon.model import adapter_of
-from streamlearn.errors import UsageError
 from streamlearn.settings import AdapterSettings, BackboneSettings
 
 NANO = read_profile("nano")
@@ -43,35 +40,6 @@ def test_methods_activate_as_many_parameters(tmp_path: Path) -> None:
             assert config.scaling == 2
 
 
-def test_blocks_multiply_the_rank() -> None:
-    """One LoRA of the common rank for each segment."""
-    arm = fill(METHODS["o-lora"].arm, SMOLLM2, segments=8, regimes=5)
-    assert arm == "lora:adapter.rank=160:adapter.alpha=320:baseline.rank=20"
-
-
-def test_an_arm_changes_its_preset(tmp_path: Path) -> None:
-    """Changes are read as YAML and override those shared by all arms."""
-    shared = {"adapter.rank": 3, "holdout.every_records": 0}
-    arm = "mh-moe:adapter.rank=2:learner.router_lr=0"
-    settings = read_arm(arm, NANO, seed=7, state=tmp_path, stream=tmp_path / "s.jsonl", shared=shared).settings
-    assert (settings.adapter.preset, settings.adapter.rank, settings.learner.router_lr) == ("mh-moe", 2, 0)
-    expected = (7, 0, NANO.settings["learner.lr"])
-    assert (settings.seed, settings.holdout.every_records, settings.learner.lr) == expected
-
-
-def test_the_methods_own_values_override_its_arm(tmp_path: Path) -> None:
-    """A profile or a search changes what an arm states."""
-    own = {"adapter.rank": 5, "learner.lr": 0.25}
-    settings = read_arm("lora:adapter.rank=2", NANO, seed=0, state=tmp_path, stream=tmp_path, own=own).settings
-    assert (settings.adapter.rank, settings.learner.lr) == (5, 0.25)
-
-
-def test_options_of_the_baseline_are_not_settings(tmp_path: Path) -> None:
-    """They come from the arm and from the method's own values."""
-    arm = read_arm("lora:baseline.size=80", NANO, seed=0, state=tmp_path, stream=tmp_path, own={"baseline.strength": 3})
-    assert arm.options == {"size": 80, "strength": 3}
-
-
 def test_an_ablation_takes_the_values_of_its_preset() -> None:
     """Except for those that it changes itself."""
     values = {"learner.lr": 0.5, "consolidate.anchor_strength": 3}
@@ -82,10 +50,3 @@ def test_an_ablation_takes_the_values_of_its_preset() -> None:
     assert own_values("no consolidation", off, profile) == {"learner.lr": 0.5}
     assert own_values("er", "lora:adapter.rank=2", profile) == {"learner.lr": 0.1}
     assert own_values("gem", "lora", profile) == {}
-
-
-@pytest.mark.parametrize("arm", ["mh-moe:rank=2", "mh-moe:adapter.rank"])
-def test_a_change_without_section_or_value_is_refused(tmp_path: Path, arm: str) -> None:
-    """The message has the change."""
-    with pytest.raises(UsageError, match=f"found the change '{arm.partition(':')[2]}'"):
-        read_arm(arm, NANO, seed=0, state=tmp_path, stream=tmp_path)

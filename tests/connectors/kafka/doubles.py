@@ -15,7 +15,6 @@ from streamlearn.stream.position import RecordId, TopicPartition
 
 
 def settings(**overrides: object) -> KafkaSettings:
-    """Settings for a broker that does not exist."""
     values = {"bootstrap_servers": "127.0.0.1:9", "security_protocol": "PLAINTEXT", "topics": ("a",), **overrides}
     return KafkaSettings.model_validate(values)
 
@@ -28,11 +27,9 @@ class SteppingClock:
         self.pauses: list[float] = []
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Advance the time."""
         self.pauses.append(seconds)
         self.now += seconds
 
@@ -52,7 +49,6 @@ class FakeCluster:
         self.tells_offsets = True
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Take the place of every client."""
         replaced = {
             "Cluster": lambda _: SimpleNamespace(
                 topics=lambda *_, **__: {"dead": SimpleNamespace(origins=(PARTITION,))}, close=lambda: None
@@ -71,13 +67,11 @@ class FakeCluster:
 
     @property
     def records(self) -> list[RecordId | None]:
-        """The record of each message."""
         return [record_of(headers) for headers in self.log]
 
     # --- the clients --------------------------------------------------------------------------------------------------
 
     def send(self, _topic: str, _value: bytes, *, key: bytes | None, headers: list[tuple[str, bytes]]) -> Any:
-        """Store a message; whether it is acknowledged is decided now."""
         assert key is None
         self.log.append(headers)
         error = None if self.acknowledges else KafkaError("no acknowledgement")
@@ -93,7 +87,6 @@ class FakeCluster:
         """Nothing waits."""
 
     def end_offsets(self, *_: Any) -> dict[TopicPartition, int]:
-        """The end of the topic."""
         if not self.tells_offsets:
             raise KafkaTimeoutError("Failed to get offsets by timestamps in 30000 ms")
         return {PARTITION: len(self.log)}
@@ -101,7 +94,6 @@ class FakeCluster:
     def read_between(
         self, _: Any, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, timeout_ms: int
     ) -> Iterator[Any]:
-        """The messages from one offset to another."""
         if not self.is_readable:
             raise KafkaError(f"no message for {timeout_ms} ms before the end of the topic")
         yield from (SimpleNamespace(headers=headers) for headers in self.log[starts[PARTITION] : ends[PARTITION]])
@@ -138,34 +130,27 @@ class FakeConsumer:
             patch.setattr(f"connectors.kafka.{module}.{name}", value)
 
     def beginning_offsets(self, partitions: Sequence[Any], timeout_ms: int | None = None) -> dict[Any, int]:
-        """The first offsets."""
         return self._offsets(partitions, timeout_ms, 0)
 
     def end_offsets(self, partitions: Sequence[Any], timeout_ms: int | None = None) -> dict[Any, int]:
-        """The next offsets."""
         return self._offsets(partitions, timeout_ms, 1)
 
     def assign(self, partitions: Iterable[Any]) -> None:
-        """Forget every position."""
         self.positions = dict.fromkeys(partitions, -1)
 
     def seek(self, partition: Any, offset: int) -> None:
-        """Set a position."""
         self.positions[partition] = offset
 
     def position(self, partition: Any, timeout_ms: int | None = None) -> int:
-        """A position that was set."""
         assert timeout_ms is not None
         return self.positions[partition]
 
     def poll(self, *, timeout_ms: int, max_records: int) -> dict[Any, Any]:
-        """Return nothing."""
         assert timeout_ms >= 0
         assert max_records > 0
         return {}
 
     def topics(self, names: Iterable[str], **_: Any) -> dict[str, Topic]:
-        """The topics of the logs."""
         numbers = {name: tuple(each.partition for each in sorted(self.logs) if each.topic == name) for name in names}
         return {name: Topic(name, f"id of {name}", partitions) for name, partitions in numbers.items()}
 

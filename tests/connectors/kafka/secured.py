@@ -36,7 +36,6 @@ class Authority:
         _openssl("-keyout", self._key, "-out", self.certificate, "-subj", "/CN=authority")
 
     def issue(self, name: str, *extensions: str) -> tuple[Path, Path]:
-        """Issue a certificate and its key for `name`."""
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         signed = ("-CA", self.certificate, "-CAkey", self._key)
         added = [part for extension in extensions for part in ("-addext", extension)]
@@ -44,7 +43,6 @@ class Authority:
         return certificate, key
 
     def encrypt(self, key: Path) -> Path:
-        """Encrypt a key with a passphrase."""
         encrypted = key.with_suffix(".encrypted")
         command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(encrypted), "-passout", "pass:secret"]
         subprocess.run(command, check=True, capture_output=True)
@@ -67,7 +65,6 @@ class SecuredBroker(Broker):
         super().__init__(home, folder)
 
     def by_password(self, *topics: str, **overrides: Any) -> KafkaSettings:
-        """Return settings for the SASL_SSL listener."""
         values = {
             "bootstrap_servers": self._addresses["SASL_SSL"],
             "security_protocol": "SASL_SSL",
@@ -80,7 +77,6 @@ class SecuredBroker(Broker):
         return self.settings(*topics, **values)
 
     def by_certificate(self, *topics: str, **overrides: Any) -> KafkaSettings:
-        """Return settings for the SSL listener."""
         values = {
             "bootstrap_servers": self._addresses["SSL"],
             "security_protocol": "SSL",
@@ -90,7 +86,6 @@ class SecuredBroker(Broker):
         return self.settings(*topics, **values)
 
     def allow(self, user: str, name: str, *operations: str, kind: str = "TOPIC") -> None:
-        """Grant a user operations on a topic or a group."""
         pattern = ResourcePattern(ResourceType[kind], name)
         with self._admin() as admin:
             admin.create_acls(
@@ -101,7 +96,6 @@ class SecuredBroker(Broker):
             )
 
     def revoke(self, user: str, topic: str) -> None:
-        """Revoke all operations of a user on a topic."""
         rule = ACLFilter(
             f"User:{user}",
             "*",

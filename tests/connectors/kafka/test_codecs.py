@@ -64,7 +64,6 @@ def _restore_functions() -> Iterator[None]:
 
 
 def batch(name: str, value: bytes) -> bytes:
-    """One record in a compressed batch of the current format."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=NUMBERS[name],
@@ -79,7 +78,6 @@ def batch(name: str, value: bytes) -> bytes:
 
 
 def old_batch(name: str, value: bytes) -> bytes:
-    """One record in a compressed batch of the previous format."""
     builder = LegacyRecordBatchBuilder(magic=1, compression_type=NUMBERS[name], batch_size=1 << 30)
     builder.append(0, timestamp=1, key=None, value=value)
     return bytes(builder.build())
@@ -90,7 +88,6 @@ def values(data: bytes) -> list[bytes]:
 
 
 def compress(name: str, data: bytes) -> bytes:
-    """Compress with kafka-python."""
     return bytes(getattr(codec, f"{name}_encode")(data))
 
 

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
 
 
 def records(values: Iterable[bytes]) -> list[FeedRecord]:
-    """The values as lines of a file."""
     return [FeedRecord(value, Place(Path("a.jsonl"), "line", number)) for number, value in enumerate(values, start=1)]
 
 

@@ -11,8 +11,6 @@ from connectors.kafka.clients import CLIENT_ERRORS
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.offsets import (
     GapPolicy,
-    available_beginning_offsets,
-    available_end_offsets,
     beginning_offsets,
     end_offsets,
     starting_offsets,
@@ -96,19 +94,16 @@ A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> FakeConsumer:
-    """In place of kafka-python's."""
     fake = FakeConsumer({A0: (2, 10), A1: (3, 20), A2: (4, 30)})
     fake.install(monkeypatch, "source")
     return fake
 
 
 def source(clock: SteppingClock, **overrides: Any) -> KafkaSource:
-    """A source of topic a."""
     return KafkaSource(settings(**overrides), start_timeout_s=60.0, clock=clock, sleep=clock.sleep)
 
 
 def changes(logs: list[Any]) -> list[list[str]]:
-    """The partitions without a leader at each change."""
     return [entry["without_leader"] for entry in logs if entry["event"] == Event.PARTITIONS_CHANGED]
 
 
@@ -126,10 +121,10 @@ def test_offsets_of_all_partitions_need_all_leaders(consumer: FakeConsumer) -> N
 def test_offsets_of_those_that_have_a_leader(consumer: FakeConsumer) -> None:
     """The others are left out; if none has one, the cluster counts as silent."""
     consumer.leaderless = {A0, A2}
-    assert available_beginning_offsets(consumer, [A0, A1, A2]) == {A1: 3}
-    assert available_end_offsets(consumer, [A0, A1, A2], timeout_ms=7) == {A1: 20}
+    assert beginning_offsets(consumer, [A0, A1, A2], partial=True) == {A1: 3}
+    assert end_offsets(consumer, [A0, A1, A2], timeout_ms=7, partial=True) == {A1: 20}
     with pytest.raises(CLIENT_ERRORS, match="in 7 ms"):
-        available_end_offsets(consumer, [A0, A2], timeout_ms=7)
+        end_offsets(consumer, [A0, A2], timeout_ms=7, partial=True)
 
 
 def test_a_dead_letter_topic_without_a_leader_is_not_usable(

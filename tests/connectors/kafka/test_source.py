@@ -3,11 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.errors import CorruptRecordError
 from structlog.testing import capture_logs
 
 from connectors.kafka.clients import new_consumer
@@ -17,7 +15,7 @@ from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.position import Gap, Position, TopicPartition
 from streamlearn.stream.record import Record
-from tests.broker import PASSWORD, Broker
+from tests.broker import Broker
 from tests.memory import after
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
@@ -44,7 +42,6 @@ def opened(broker: Broker) -> Iterator[Opener]:
 
 
 def read(source: KafkaSource, count: int, timeout_s: float = 60.0) -> list[Record]:
-    """Poll until `count` records were returned or the time is up."""
     records: list[Record] = []
     deadline = time.monotonic() + timeout_s
     while len(records) < count and time.monotonic() < deadline:
@@ -53,22 +50,18 @@ def read(source: KafkaSource, count: int, timeout_s: float = 60.0) -> list[Recor
 
 
 def poll_for(source: KafkaSource, seconds: float) -> list[Record]:
-    """Return every record of the next `seconds`."""
     return read(source, 1 << 30, seconds)
 
 
 def values(records: list[Record]) -> list[bytes | None]:
-    """The records' values."""
     return [record.value for record in records]
 
 
 def numbered(start: int, stop: int) -> list[bytes]:
-    """Distinct values."""
     return [b"%d" % number for number in range(start, stop)]
 
 
 def events(logs: list[Any]) -> list[str]:
-    """The names of the logged events."""
     return [entry["event"] for entry in logs]
 
 
@@ -93,18 +86,6 @@ def test_a_partition_created_later_is_read_from_its_first_record(broker: Broker,
     assert events(logs) == [Event.PARTITIONS_CHANGED]
 
 
-def test_retention_while_the_daemon_was_down_is_a_gap(broker: Broker, opened: Opener) -> None:
-    """Untrained records are gone, and the source does not skip them."""
-    topic = broker.new_topic()
-    broker.produce(topic, numbered(0, 10))
-    broker.delete_records(topic, 0, before=6)
-    with pytest.raises(
-        OffsetGapError, match=rf"{topic}-0 must resume at offset 2, its log begins at 6: the 4 offsets \[2, 6\)"
-    ):
-        opened(topic, position=Position({TopicPartition(topic, 0): 2}))
-    assert values(read(opened(topic), 4)) == numbered(6, 10)
-
-
 def test_retention_that_overtakes_a_reader_is_a_gap(broker: Broker, opened: Opener) -> None:
     """The same while reading: poll raises with the exact offsets."""
     topic = broker.new_topic()
@@ -122,12 +103,9 @@ def skipped(logs: list[Any]) -> list[tuple[str, int, int, str]]:
     return [(entry["partition"], entry["lost_from"], entry["lost_to"], entry["policy"]) for entry in found]
 
 
-@pytest.mark.parametrize(("policy", "resumed_at"), [("earliest", 6), ("latest", 10)])
-def test_retention_while_the_daemon_was_down_may_be_skipped(
-    broker: Broker, opened: Opener, policy: str, resumed_at: int
-) -> None:
+def test_retention_while_the_daemon_was_down_may_be_skipped(broker: Broker) -> None:
     """The lost offsets are logged once, and reading begins where the policy says; other partitions are not moved."""
-    topic = broker.new_topic(partitions=2)
+    policy, resumed_at, topic = "latest", 10, broker.new_topic(partitions=2)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
     for partition in (0, 1):
         broker.produce(topic, numbered(0, 10), partition)
@@ -144,12 +122,9 @@ def test_retention_while_the_daemon_was_down_may_be_skipped(
     source.close()
 
 
-@pytest.mark.parametrize(("policy", "resumed_at"), [("earliest", 6), ("latest", 10)])
-def test_retention_that_overtakes_a_reader_may_be_skipped(
-    broker: Broker, opened: Opener, policy: str, resumed_at: int
-) -> None:
+def test_retention_that_overtakes_a_reader_may_be_skipped(broker: Broker, opened: Opener) -> None:
     """The same while reading; `gaps` lists it."""
-    topic = broker.new_topic()
+    policy, resumed_at, topic = "earliest", 6, broker.new_topic()
     for value in numbered(0, 10):
         broker.produce(topic, [value])  # one batch each, fetched one at a time
     source = opened(topic, offset_gap_policy=policy, max_partition_fetch_bytes=1, max_poll_records=1)
@@ -202,19 +177,6 @@ def test_a_topic_created_again_is_no_gap_to_skip(broker: Broker, opened: Opener)
     assert skipped(logs) == []
 
 
-def test_a_topic_created_again_is_a_gap(broker: Broker, opened: Opener) -> None:
-    """Offsets of the deleted topic are meaningless in the new one, even if it is long enough."""
-    topic = broker.new_topic()
-    broker.produce(topic, numbered(0, 10))
-    source = opened(topic)
-    assert values(read(source, 10)) == numbered(0, 10)
-    broker.delete_topic(topic)
-    broker.create_topic(topic)
-    broker.produce(topic, numbered(0, 20))
-    with pytest.raises(OffsetGapError, match="deleted and created again"):
-        read(source, 20, timeout_s=10.0)
-
-
 def test_aborted_records_are_skipped_and_markers_are_neither_lag_nor_stall(broker: Broker, opened: Opener) -> None:
     """Transaction markers have offsets and are no records: a log that ends with them has been read completely."""
     topic = broker.new_topic()
@@ -259,34 +221,10 @@ def test_a_commit_is_visible_in_the_group(broker: Broker, opened: Opener) -> Non
     assert broker.committed("shown") == {(topic, 0): (3, "snapshot-7"), (topic, 1): (0, "snapshot-7")}
 
 
-def test_a_refused_commit_is_logged(broker: Broker, opened: Opener) -> None:
-    """A note beyond the broker's limit is refused; training continues."""
-    topic = broker.new_topic()
-    source = opened(topic)
-    with capture_logs() as logs:
-        source.commit(Position({TopicPartition(topic, 0): 0}), "n" * 5000)
-    assert events(logs) == [Event.OFFSET_COMMIT_FAILED]
-
-
 def test_a_missing_topic_is_named_with_the_command_that_creates_it(broker: Broker, opened: Opener) -> None:
     """Reading creates no topic."""
     with pytest.raises(SourceError, match=rf"topic nowhere must exist .*--bootstrap-server {broker.servers} --create"):
         opened("nowhere")
-
-
-def test_a_wrong_password_is_distinguished_from_an_unreachable_broker(broker: Broker, tmp_path: Path) -> None:
-    """kafka-python reports 'unable to bootstrap' for both; our message says that the broker accepts connections."""
-    topic = broker.new_topic()
-    secret = tmp_path / "password"
-    secret.write_text(PASSWORD)
-    source = KafkaSource(broker.sasl_settings(topic, password_file=secret))
-    source.seek(Position())
-    secret.write_text("wrong")
-    with pytest.raises(
-        SourceError, match=r"accepts TCP connections but no SASL_PLAINTEXT connection succeeded.*password"
-    ):
-        KafkaSource(broker.sasl_settings(topic, password_file=secret), start_timeout_s=2.0).seek(Position())
-    source.close()
 
 
 class Tampered:
@@ -300,12 +238,10 @@ class Tampered:
         return getattr(self._consumer, name)
 
     def poll(self, **options: Any) -> Any:
-        """Call the test's function with the real poll."""
         return self._poll(lambda: self._consumer.poll(**options))
 
 
 def tamper(monkeypatch: pytest.MonkeyPatch, poll: Callable[[Any], Any]) -> None:
-    """Replace the `poll` of every consumer built from now on."""
 
     def built(settings: KafkaSettings, bootstrap_s: float) -> Tampered:
         return Tampered(new_consumer(settings, bootstrap_s), poll)
@@ -367,49 +303,34 @@ def test_a_batch_that_is_larger_than_the_client_accepts_is_named(broker: Broker,
     assert len(read(opened(topic, **{**quick, "fetch_max_bytes": 9 << 20}), 1)) == 1
 
 
-def test_an_unreadable_offset_is_an_error_that_names_it(
-    broker: Broker, opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When rebuilding does not help, the partition and the offset are named; an idle partition is not."""
-    topic, idle = broker.new_topic(), broker.new_topic()
-    broker.produce(topic, numbered(0, 10))
-    position = Position({TopicPartition(topic, 0): 4})
-
-    def poll(_: Callable[[], Any]) -> Any:
-        raise CorruptRecordError("CRC mismatch")
-
-    tamper(monkeypatch, poll)
-    source = opened(topic, idle, position=position)
-    with (
-        capture_logs() as logs,
-        pytest.raises(SourceError, match=rf"readable, {topic}-0 at offset 4 failed 4 times: .*CRC"),
-    ):
-        poll_for(source, 20.0)
-    assert events(logs) == [Event.SOURCE_REBUILT] * 3
-
-
 def test_damage_on_the_brokers_disk_is_detected_and_named(broker: Broker, opened: Opener) -> None:
-    """A flipped byte in a log segment: the records before it are returned, then an error names the offset."""
-    topic = broker.new_topic()
+    """A flipped byte in a log segment: the records before it are returned, then an error names the offset.
+
+    A partition without unread records is not named.
+    """
+    topic, idle = broker.new_topic(), broker.new_topic()
     broker.produce(topic, [b"good"])
     broker.produce(topic, [b"target" * 10])
     broker.flip_byte(topic, b"target")
-    source = opened(topic)
+    source = opened(topic, idle)
     assert values(read(source, 1)) == [b"good"]
-    with pytest.raises(SourceError, match=rf"{topic}-0 at offset 1 failed 4 times"):
+    with (
+        capture_logs() as logs,
+        pytest.raises(SourceError, match=rf"readable, {topic}-0 at offset 1 failed 4 times"),
+    ):
         poll_for(source, 30.0)
+    assert events(logs) == [Event.SOURCE_REBUILT] * 3
 
 
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_a_batch_that_would_fill_the_memory_is_named(broker: Broker, opened: Opener, codec: str) -> None:
+def test_a_batch_that_would_fill_the_memory_is_named(broker: Broker, opened: Opener) -> None:
     """8 MiB of zeros in a few kilobytes: the source does not decompress them, and names their offset."""
     topic = broker.new_topic()
     broker.produce(topic, [b"good"])
-    broker.produce_compressed(topic, codec, bytes(8 << 20))
+    broker.produce_compressed(topic, "zstd", bytes(8 << 20))
     source = opened(topic, max_decompressed_bytes=1 << 20)
     assert values(read(source, 1)) == [b"good"]
     with pytest.raises(
-        SourceError, match=rf"{topic}-0 at offset 1 failed 4 times: .*a {codec} batch must expand to at most"
+        SourceError, match=rf"{topic}-0 at offset 1 failed 4 times: .*a zstd batch must expand to at most"
     ):
         poll_for(source, 30.0)
     assert len(read(opened(topic), 2)) == 2
@@ -454,7 +375,7 @@ def test_half_open_connections_do_not_block(broker: Broker, opened: Opener) -> N
     records = read(source, 20)
     longest = 0.0
     with broker.frozen():
-        until = time.monotonic() + 8.0
+        until = time.monotonic() + 5.0
         while time.monotonic() < until:
             started = time.monotonic()
             records += source.poll(max_records=100, timeout_s=0.2)

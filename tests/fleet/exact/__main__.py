@@ -111,15 +111,15 @@ def _answers(
     prompts: Sequence[str],
     folder: Path,
 ) -> dict[str, Any]:
-    asked = [each for each in answers.of_daemon(run, prompts) if each.regime is not None]
-    by_regime = [(each.prompt, each.regime) for each in asked]
+    asked = [answer for answer in answers.of_daemon(run, prompts) if answer.regime is not None]
+    by_regime = [(answer.prompt, answer.regime) for answer in asked]
     bare = answers.of_transformers(python, str(backbone), run, [(prompt, None) for prompt in prompts])
-    unadapted = {each.prompt: each.text for each in bare}
+    unadapted = {answer.prompt: answer.text for answer in bare}
     stock = answers.of_transformers(python, str(backbone), run, by_regime)
     figures: dict[str, Any] = {
         "tokens": answers.TOKENS,
         "answered by a regime": len(asked),
-        "as the bare backbone": sum(each.text == unadapted[each.prompt] for each in asked),
+        "as the bare backbone": sum(answer.text == unadapted[answer.prompt] for answer in asked),
         "transformers": {"with regimes": answers.share([a.text == b.text for a, b in zip(asked, stock, strict=True)])},
     }
     _say(str(figures))

@@ -52,7 +52,7 @@ def _weights(backbone: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def _ordered(name: str, weight: NDArray[np.float32], config: Any) -> NDArray[np.float32]:
-    """Rows of queries and keys in llama.cpp's order, which rotates neighbouring features, not halves of a head."""
+    """Rows of queries and keys in llama.cpp's order, which rotates neighboring features, not halves of a head."""
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return weight
     heads = config.num_attention_heads if name.endswith("q_proj.weight") else config.num_key_value_heads

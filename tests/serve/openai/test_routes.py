@@ -18,7 +18,6 @@ TEXT: dict[str, Any] = {"model": "streamlearn", "prompt": "hello", "max_tokens":
 CHAT: dict[str, Any] = {"model": "streamlearn", "messages": [{"role": "user", "content": "hi"}]}
 PATHS = {"/v1/completions": TEXT, "/v1/chat/completions": CHAT}
 ROUTE = {"regime": 3, "score": 0.5, "known": True, "answered_by": "regime"}
-PNG = "data:image/png;base64,eA=="
 
 
 @pytest.fixture
@@ -206,7 +205,7 @@ def test_defaults_are_those_of_openai(client: httpx2.Client, jobs: list[Generate
     assert {job.stop for job in jobs} == {()}
 
 
-@pytest.mark.parametrize("seed", [-1, 0, 2**53, -(2**53)])
+@pytest.mark.parametrize("seed", [-1, 2**53])
 def test_any_integer_that_json_keeps_is_a_seed(client: httpx2.Client, jobs: list[GenerateJob], seed: int) -> None:
     """Negative ones too; larger ones are read as rounded numbers by many JSON readers, and refused."""
     assert client.post("/v1/completions", json={**TEXT, "seed": 2**53 + 1}).status_code == 400
@@ -233,22 +232,7 @@ def test_the_model_chooses_what_answers(
     assert [job.requested for job in jobs] == [requested] * 2
 
 
-def test_images_of_a_message_are_passed_on(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
-    """As a record has them."""
-    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}]
-    client.post("/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": parts}]})
-    [job] = jobs
-    assert job.messages == ({"role": "user", "content": [parts[0], {"type": "image"}]},)
-    assert job.image == ["eA=="]
-
-
-def test_a_prompt_may_stand_in_a_list(client: httpx2.Client, jobs: list[GenerateJob]) -> None:
-    """As some clients send it."""
-    client.post("/v1/completions", json={**TEXT, "prompt": ["hello"]})
-    assert jobs[0].prompt == "hello"
-
-
-@pytest.mark.parametrize("model", ["gpt-5", "streamlearn-regime-2", "streamlearn-regime-1@40", "nano"])
+@pytest.mark.parametrize("model", ["gpt-5", "streamlearn-regime-2"])
 def test_an_unknown_model_is_not_found(official: openai.OpenAI, client: httpx2.Client, model: str) -> None:
     """With OpenAI's code, and before anything is streamed."""
     with pytest.raises(openai.NotFoundError) as caught:
@@ -272,43 +256,17 @@ def test_a_regime_may_be_forgotten_before_its_job_runs(daemon: Daemon, client: h
         ("/v1/completions", {"n": 2}, "n", "found 2"),
         ("/v1/completions", {"best_of": 2}, "best_of", "best_of: not supported by this server; leave it out"),
         ("/v1/completions", {"logprobs": 0}, "logprobs", "not supported"),
-        ("/v1/completions", {"echo": True}, "echo", "not supported"),
         ("/v1/completions", {"promt": "a"}, "promt", "unknown field; did you mean prompt?"),
-        ("/v1/completions", {"promt": None}, "promt", "unknown field"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt", "expected one text"),
         ("/v1/completions", {"prompt": [1, 2]}, "prompt", "expected one text: token ids"),
-        ("/v1/completions", {"prompt": ""}, "prompt", "at least 1 character"),
         ("/v1/completions", {"max_tokens": 33}, "max_tokens", "expected at most 32, found 33; request fewer"),
-        ("/v1/completions", {"max_tokens": 0}, "max_tokens", "greater than 0"),
         ("/v1/completions", {"max_completion_tokens": 1}, "max_completion_tokens", "did you mean max_tokens?"),
-        ("/v1/completions", {"temperature": 2.5}, "temperature", "less than or equal to 2"),
         ("/v1/completions", {"temperature": "0.5"}, "temperature", "expected a number"),
-        ("/v1/completions", {"top_p": -0.1}, "top_p", "greater than or equal to 0"),
-        ("/v1/completions", {"seed": 1.5}, "seed", "valid integer"),
-        ("/v1/completions", {"stop": ["a"] * 5}, "stop", "at most 4 items"),
         ("/v1/completions", {"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
         ("/v1/completions", {"stop": "a" * 257}, "stop[0]", "at most 256 characters"),
-        ("/v1/completions", {"stream": "yes"}, "stream", "valid boolean"),
         ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ("/v1/chat/completions", {"logprobs": True}, "logprobs", "not supported"),
         ("/v1/chat/completions", {"max_completion_tokens": 33}, "max_completion_tokens", "found 33"),
         ("/v1/chat/completions", {"max_tokens": 33, "max_completion_tokens": 1}, "max_tokens", "found 33"),
-        ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
-        ("/v1/chat/completions", {"messages": [{"role": "me", "content": "x"}]}, "messages[0].role", "found 'me'"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content", "required, found none"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": None}]},
-            "messages[0].content",
-            "expected a text or a list of parts",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "x", "name": "me"}]},
-            "messages[0].name",
-            "expected only role and content",
-        ),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
@@ -345,14 +303,6 @@ def test_fields_that_ask_for_nothing_are_accepted(client: httpx2.Client, change:
     assert client.post("/v1/chat/completions", json={**CHAT, **more}).status_code == 200
 
 
-def test_a_body_that_is_not_json_is_refused_in_openais_form(client: httpx2.Client) -> None:
-    """So is another content type."""
-    answer = client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
-    assert (answer.status_code, error_of(answer)["code"]) == (400, "not_json")
-    answer = client.post("/v1/completions", content=b"{}")
-    assert (answer.status_code, error_of(answer)["code"]) == (415, "wrong_content_type")
-
-
 def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx2.Client) -> None:
     """As the decoder of records explains it."""
     daemon.loop.respond = lambda ticket: ticket.fail(
@@ -365,15 +315,6 @@ def test_an_unusable_prompt_names_its_field(daemon: Daemon, client: httpx2.Clien
             error = error_of(answer)
             assert (error["message"], error["param"]) == ("image: this backbone reads only text", field)
             assert error["code"] == "bad_form"
-
-
-def test_a_failed_job_is_an_error_of_the_server(daemon: Daemon, client: httpx2.Client) -> None:
-    """Without its details."""
-    daemon.loop.respond = lambda ticket: ticket.fail(KeyError("secret"))
-    for stream in (False, True):
-        answer = client.post("/v1/completions", json={**TEXT, "stream": stream})
-        assert (answer.status_code, error_of(answer)["type"]) == (500, "server_error")
-        assert "secret" not in answer.text
 
 
 def test_a_daemon_that_is_not_ready_says_when_to_retry(daemon: Daemon, client: httpx2.Client) -> None:

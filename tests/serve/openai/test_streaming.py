@@ -1,12 +1,10 @@
 """Streams while they run: pieces on time, slow readers, errors in the middle, clients that leave."""
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import openai
 import orjson
 import pytest
@@ -70,24 +68,6 @@ def test_a_piece_arrives_before_the_next_is_written(daemon: Daemon, running: lis
             assert f'"text":"{piece}"'.encode() in read_until(client, piece.encode() + b'"')
         finish(running[0])
         read_until(client, b"data: [DONE]\n\n")
-
-
-def test_each_event_is_a_chunk_of_its_own_lines(daemon: Daemon, running: list[Ticket]) -> None:
-    """`data: `, one line of JSON, an empty line; chunked transfer ends after the last."""
-    with post(daemon) as client:
-        wait_until(lambda: running)
-        stream_of(running[0]).write("a\nb")
-        finish(running[0])
-        head, _, body = read_until(client, b"0\r\n\r\n").partition(b"\r\n\r\n")
-    assert b"transfer-encoding: chunked" in head.lower()
-    assert b"content-type: text/event-stream" in head.lower()
-    chunks = body.split(b"\r\n")
-    assert chunks[-3:] == [b"0", b"", b""]
-    events = chunks[1:-3:2]
-    assert [int(size, 16) for size in chunks[:-3:2]] == [len(event) for event in events]
-    assert b"".join(events).startswith(b"data: {")
-    assert all(line == b"" or line.startswith(b"data: ") for line in b"".join(events).split(b"\n"))
-    assert b'"text":"a\\nb' in events[0]
 
 
 def test_a_failure_in_the_middle_is_an_event(daemon: Daemon, running: list[Ticket]) -> None:
@@ -160,36 +140,14 @@ def test_a_slow_reader_does_not_hold_up_the_writer(daemon: Daemon, running: list
     with post(daemon, receive_buffer=4096) as client:
         wait_until(lambda: running)
         stream = stream_of(running[0])
-        slowest = max(timed(lambda: stream.write(PIECE)) for _ in range(100))
+        slowest = max(timed(lambda: stream.write(PIECE)) for _ in range(60))
         assert slowest < 0.5  # seconds; a blocked writer would wait until the client reads
         finish(running[0])
         found = read_until(client, b"data: [DONE]\n\n")
-    assert found.count(PIECE[:10].encode()) == 100 * len(PIECE) // 10
+    assert found.count(PIECE[:10].encode()) == 60 * len(PIECE) // 10
 
 
 def timed(call: Callable[[], None]) -> float:
     began = time.monotonic()
     call()
     return time.monotonic() - began
-
-
-def test_several_streams_run_beside_each_other(daemon: Daemon, running: list[Ticket]) -> None:
-    """Each gets its own text."""
-    answers: dict[int, str] = {}
-
-    def ask(number: int) -> None:
-        answers[number] = httpx2.post(f"{daemon.client.base_url}/v1/completions", json=BODY, timeout=5.0).text
-
-    threads = []
-    for number in range(2):
-        threads.append(threading.Thread(target=ask, args=(number,)))
-        threads[-1].start()
-        wait_until(lambda: len(running) == number + 1)  # noqa: B023
-    for number in (1, 0, 1):
-        stream_of(running[number]).write(f"text {number} ")
-    for ticket in running:
-        finish(ticket)
-    for thread in threads:
-        thread.join()
-    assert all(f"text {number} " in answers[number] for number in range(2))
-    assert not any(f"text {1 - number} " in answers[number] for number in range(2))

@@ -1,0 +1,207 @@
+"""The benchmarks of detection count what their docstrings define."""
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from rich.console import Console
+
+from benchmarks import abstain, detect, mixtures
+from benchmarks.concept import DISTINCT, PASSES, PASSES_AFTER, exchanged, recovery
+from benchmarks.false_alarms import ORDERS, Rate
+from benchmarks.regimes import TwoRounds
+from benchmarks.streams import (
+    Assigned,
+    Boundary,
+    Stream,
+    StreamMaker,
+    Task,
+)
+from streamlearn.settings import ShiftSettings
+from streamlearn.shift.detector import Shift
+from tests.shift.streams import stream as synthetic
+
+NUM_TASKS = 6
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    """Synthetic tasks with as many records as a small real one; every three records share a passage."""
+    tasks = []
+    for number in range(NUM_TASKS):
+        examples = synthetic([number] * 90, seed=number)
+        tasks.append(Task(f"task{number}", {"definition": examples, "bare": examples}, [i // 3 for i in range(90)]))
+    return tasks
+
+
+def shift(declared_at: int, *, slot: int = 1, known: bool = False) -> Shift:
+    return Shift("inputs", 2, 2, slot, known, 1, declared_at, declared_at, 3.0, 2.0)
+
+
+def stream(*boundaries: Boundary, records: int = 400, kind: str = "abrupt") -> Stream:
+    return Stream(kind, "bare", (0,) * records, tuple(range(records)), boundaries)
+
+
+def test_a_shift_detects_the_boundary_before_it() -> None:
+    """At the boundary or within reach after it; not before it, and not after the next boundary."""
+    first, second = Boundary(101, 1), Boundary(141, 2)
+    found = detect.match(stream(first, second), [shift(1), shift(100), shift(140), shift(160)])
+    assert found[first].declared_at == 140
+    assert found[second].declared_at == 160
+
+
+def test_a_late_shift_is_a_false_alarm() -> None:
+    """It detects no boundary and lowers precision."""
+    tally = detect.Tally()
+    late = 101 + detect.WITHIN
+    tally.add(stream(Boundary(101, 1)), Assigned([shift(1), shift(late)], [0] * 400, 1.0), None, [])
+    metrics = tally.metrics()
+    assert (metrics["recall"], metrics["precision"]) == (0.0, 0.0)
+    assert metrics["false_alarms_per_10k"] == pytest.approx(25.0)
+
+
+def test_a_recurrence_must_be_assigned_to_its_own_regime() -> None:
+    """The regime that most of the task's earlier records were assigned to."""
+    tasks = (0,) * 100 + (1,) * 100 + (0,) * 100
+    boundaries = (Boundary(101, 1), Boundary(201, 0, returns=True))
+    recurring = Stream("recurring", "bare", tasks, tuple(range(300)), boundaries)
+    slots = [0] * 100 + [1] * 100 + [2] * 100
+    for slot, recognized in ((0, 1), (2, 0)):
+        tally = detect.Tally()
+        found = Assigned([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
+        tally.add(recurring, found, None, [])
+        assert (tally.returns, tally.recognized, tally.novelties, tally.declared_new) == (1, recognized, 1, 1)
+        assert tally.assigned == 200
+
+
+def test_streams_are_a_function_of_the_seed(tasks: list[Task]) -> None:
+    """Other seeds make other streams."""
+    one, same, other = (StreamMaker(tasks, seed, stationary_records=300).all("bare") for seed in (0, 0, 1))
+    assert one == same
+    assert one != other
+
+
+def test_the_default_detector_finds_what_the_streams_hold(tasks: list[Task]) -> None:
+    """On tasks that hardly share a token it detects every boundary."""
+    run = detect.detectors(ShiftSettings())["default"]
+    kinds = ("abrupt", "recurring", "stationary", "autocorrelated")
+    streams = [one for one in StreamMaker(tasks, 0, stationary_records=300).all("bare") if one.kind in kinds]
+    metrics = detect.metrics([(one, *run(one, tasks)) for one in streams], tasks)
+    assert metrics["recall"] == 1.0
+    assert metrics["precision"] == 1.0
+
+
+@pytest.mark.long
+def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole benchmark on four small tasks, as JSON and as a table."""
+    subjects = ["river stone", "engine wheel", "violin string", "pepper salt"]
+    for number, subject in enumerate(subjects):
+        rows = [
+            {
+                "id": str(i),
+                "task": f"task{number}",
+                "definition": f"Say something about a {subject}.",
+                "input": f"{i} {subject} " * (3 + i % 4),
+                "output": subject,
+            }
+            for i in range(40)
+        ]
+        with gzip.open(tmp_path / f"task{number}_x.train.jsonl.gz", "wb") as file:
+            file.write(b"\n".join(orjson.dumps(row) for row in rows))
+    result = detect.measure(tmp_path, seeds=1, quick=True)
+    assert result["default"]["recall"] == 1.0
+    assert set(result["default"]["kinds"]) >= {"abrupt", "abrupt_bare", "interleaved_3_definition", "autocorrelated"}
+    assert result["never"]["recall"] == 0.0
+    assert result["setting"]["tasks"] == 4
+    Console(width=detect.TABLE_WIDTH).print(detect.table(result))
+    assert "window_32" in capsys.readouterr().out
+
+
+RECORDS = np.arange(80)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_draws_every_record_equally_often(name: str) -> None:
+    """No tenth of the records is drawn 15 % more or less often than it should be."""
+    drawn = ORDERS[name](np.random.default_rng(0), 40_000, RECORDS)
+    tenths = np.bincount(drawn // 8, minlength=10) / 4000
+    assert np.abs(tenths - 1).max() < 0.15
+
+
+def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
+    """Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936)."""
+    shown = Rate(1_000_000, 4).to_json(target=1.0)
+    assert (shown["per_million"], shown["interval_95"], shown["exceeds_target"]) == (4.0, [1.09, 10.24], True)
+    assert not Rate(1_000_000, 4).to_json(target=3.0)["exceeds_target"]
+    assert Rate(1_000_000, 0).to_json(target=1.0)["interval_95"] == [0.0, 3.69]
+
+
+def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
+    """A regime with two tasks costs both."""
+    tasks = [0, 0, 0, 0, 1, 1]
+    divided, mixed = (mixtures.metrics(tasks, Assigned([], slots, 1.0)) for slots in ([0, 0, 0, 1, 2, 2], [0] * 6))
+    assert (divided["purity"], divided["assignment"]) == (1.0, 5 / 6)
+    assert (mixed["purity"], mixed["assignment"]) == (4 / 6, 4 / 6)
+
+
+def test_the_slots_are_those_of_the_monitor() -> None:
+    """Two synthetic producers are told apart from the first record on."""
+    order = mixtures.turns(np.random.default_rng(0), 2, 1, 200)
+    found = mixtures.metrics(order.tolist(), mixtures.assign(synthetic(order.tolist())))
+    assert found["regimes"] == 2
+    assert found["purity"] > 0.95
+    assert found["us_per_record"] > 0
+
+
+def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task]) -> None:
+    """And unknown ones those of all others; synthetic tasks are told apart."""
+    outcome = abstain.run(tasks, [0, 3], "bare", np.random.default_rng(0))
+    assert (len(outcome.known), len(outcome.unknown)) == (60, 2 * (NUM_TASKS - 2))
+    metrics = outcome.metrics(0.01)
+    assert metrics["auroc"] > 0.99
+    assert metrics["unknown_detected"] == 1.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    names = ("angry", "happy", "sad")
+    rows = [
+        {"id": f"{i}", "task": "task1", "definition": "d", "input": f"text {i}", "output": names[i % 3]}
+        for i in range(2 * DISTINCT)
+    ]
+    (tmp_path / "task1.train.jsonl.gz").write_bytes(gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in rows)))
+    return tmp_path
+
+
+def test_the_second_half_has_the_same_inputs_and_the_next_label(folder: Path) -> None:
+    """In a new order, each label replaced by the next in alphabetical order, and the last by the first."""
+    rows, half = exchanged(folder, "task1", seed=3)
+    first, second = rows[:half], rows[half:]
+    assert (half, len(second)) == (DISTINCT * PASSES, DISTINCT * PASSES_AFTER)
+    assert Counter(r["prompt"] for r in first).keys() == Counter(r["prompt"] for r in second).keys()
+    assert set(Counter(r["prompt"] for r in first).values()) == {PASSES}
+    assert set(Counter(r["prompt"] for r in second).values()) == {PASSES_AFTER}
+    before = {r["prompt"]: r["completion"] for r in first}
+    after = {" angry": " happy", " happy": " sad", " sad": " angry"}
+    assert all(row["completion"] == after[before[row["prompt"]]] for row in second)
+
+
+def test_recovery_is_the_first_window_at_nine_tenths_of_the_level() -> None:
+    """All correct, all wrong for a while, then all correct again; None if the stream ends too early."""
+    half, wrong = 2 * DISTINCT, 120
+    needed = wrong + round(0.9 * DISTINCT)
+    back = [1.0] * half + [0.0] * wrong + [1.0] * DISTINCT
+    assert recovery(back, half) == (1.0, needed)
+    assert recovery(back[: half + needed], half) == (1.0, needed)
+    assert recovery(back[: half + needed - 1], half) == (1.0, None)
+
+
+def test_a_return_to_another_regime_is_not_recognized() -> None:
+    """Most of a segment's records decide; records in another task's regime are counted against purity."""
+    rounds = TwoRounds(("a", "b", "b", "a"), 4, ())
+    first, new = [1] * 4 + [2] * 4, {"taken_for_known": 0.0}
+    assert rounds.returns([*first, 2, 2, 2, 1, *[1] * 4]) == {"recognized": 1.0, "purity": 0.9375, **new}
+    assert rounds.returns([*first, *[3] * 4, 1, 1, 2, 1]) == {"recognized": 0.5, "purity": 0.6875, **new}
