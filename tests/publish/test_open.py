@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from streamlearn.publish.folder import PublicationFiles
+from streamlearn.publish.open import upload_folder
 from streamlearn.publish.publication import Publication, PublishedRegime
-from streamlearn.publish.publisher import upload_folder
 from streamlearn.settings import HubSettings
-from tests.publish.test_publication_files import BASE, LORA, version
+from tests.publish.test_folder import BASE, LORA, version
 
 
 class StubHub:
