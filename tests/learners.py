@@ -99,7 +99,7 @@ def tiny_learner(
 
 def timeless(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A snapshot's tensors without those that depend on time: scores of hold-out records, durations of probes."""
-    timed = ("regimes.regimes.scores.", "regimes.reports.probe_seconds")
+    timed = ("regimes.regimes[].scores.", "regimes.reports[].probe_seconds")
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(timed)}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
-from streamlearn.codec import NOT_SAVED, CodecError, dump, load
+from streamlearn.codec import NOT_SAVED, CodecError, dump, dump_json, load
 
 
 class Color(StrEnum):
@@ -56,6 +56,13 @@ class Origin:
 
     topic: str
     partition: int
+
+
+@dataclass(frozen=True)
+class History:
+    """No arrays."""
+
+    losses: list[tuple[Origin, float]]
 
 
 @dataclass(eq=False)
@@ -161,27 +168,27 @@ def some_state(**changes: Any) -> State:
 def test_records_in_a_row_are_stored_as_columns_with_readable_names() -> None:
     saved, json = dump(some_state())
     assert set(saved) == {
-        *("window.phi", "window.samples.tokens", "window.samples.tokens[lengths]"),
-        *("window.samples.length", "window.samples.ordinal"),
-        *("regimes[keys]", "regimes.phi", "regimes.samples[lengths]", "regimes.samples.tokens"),
-        *("regimes.samples.tokens[lengths]", "regimes.samples.length", "regimes.samples.ordinal"),
-        "regimes.parent[present]",
+        *("window.phi", "window.samples[].tokens", "window.samples[].tokens[lengths]"),
+        *("window.samples[].length", "window.samples[].ordinal"),
+        *("regimes[keys]", "regimes[].phi", "regimes[].samples[lengths]", "regimes[].samples[].tokens"),
+        *("regimes[].samples[].tokens[lengths]", "regimes[].samples[].length", "regimes[].samples[].ordinal"),
+        "regimes[].parent[present]",
     }
-    assert saved["regimes.phi"].shape == (2, 2, 3)
-    assert json["window"]["phi"] == "float32[2, 3]"
+    assert saved["regimes[].phi"].shape == (2, 2, 3)
+    assert json["regimes"]["values"]["phi"] == "float32[2, 2, 3]"
 
 
 def test_the_number_of_arrays_does_not_grow_with_the_number_of_records() -> None:
     window = Window(np.zeros(3, np.float32), (Sample(np.arange(2, dtype=np.uint16), 0.5),))
     few, many = (dump(dict.fromkeys(range(n), window), dict[int, Window]) for n in (2, 256))
     assert few[0].keys() == many[0].keys()
-    assert len(orjson.dumps(many[1]["columns"]["phi"])) < 100
+    assert len(orjson.dumps(many[1]["values"]["phi"])) < 100
 
 
 def test_a_field_that_was_not_saved_takes_its_default() -> None:
     """Also in columns: a release that adds a field reads the snapshots of the one before."""
     saved, json = dump(some_state(name="x", loss=2.5))
-    del json["loss"], json["name"], json["regimes"]["columns"]["color"]
+    del json["loss"], json["name"], json["regimes"]["values"]["color"]
     state = load(State, saved, json)
     assert state.loss is None
     assert state.name == ""
@@ -195,12 +202,17 @@ def test_fields_that_are_not_saved_take_their_defaults() -> None:
     assert (loaded.cached, loaded.derived) == (7, 0)
 
 
+def test_a_value_without_arrays_can_be_saved_as_json() -> None:
+    history = History([(Origin("a", 1), math.inf), (Origin("b", 2), 0.1)])
+    assert load(History, {}, orjson.loads(orjson.dumps(dump_json(history)))) == history
+
+
 def test_a_loaded_value_shares_no_memory_with_the_arrays() -> None:
     saved, json = dump(some_state())
     state = load(State, saved, json)
     state.regimes[4].phi[:] = 5
     assert state.regimes[9].phi.max() == 1
-    assert saved["regimes.phi"].max() == 1
+    assert saved["regimes[].phi"].max() == 1
 
 
 def _with_unknown_field(saved: dict[str, Any], json: Any) -> None:
@@ -212,15 +224,15 @@ def _without_required_field(saved: dict[str, Any], json: Any) -> None:
 
 
 def _with_unknown_column(saved: dict[str, Any], json: Any) -> None:
-    json["regimes"]["columns"]["size"] = "int64[2]"
+    json["regimes"]["values"]["size"] = "int64[2]"
 
 
 def _with_other_type(saved: dict[str, Any], json: Any) -> None:
-    json["is_frozen"] = 1
+    json["is_frozen"] = [1]
 
 
 def _with_unknown_enum(saved: dict[str, Any], json: Any) -> None:
-    json["window"]["color"] = "green"
+    json["window"]["color"] = ["green"]
 
 
 def _without_array(saved: dict[str, Any], json: Any) -> None:
@@ -228,24 +240,24 @@ def _without_array(saved: dict[str, Any], json: Any) -> None:
 
 
 def _with_other_shape(saved: dict[str, Any], json: Any) -> None:
-    saved["regimes.phi"] = saved["regimes.phi"][:1]
+    saved["regimes[].phi"] = saved["regimes[].phi"][:1]
 
 
 def _with_short_column(saved: dict[str, Any], json: Any) -> None:
-    saved["window.samples.length"] = saved["window.samples.length"][:1]
-    json["window"]["samples"]["columns"]["length"] = "float64[1]"
+    saved["window.samples[].length"] = saved["window.samples[].length"][:1]
+    json["window"]["samples"]["values"]["length"] = "float64[1]"
 
 
 def _with_negative_length(saved: dict[str, Any], json: Any) -> None:
-    saved["window.samples.tokens[lengths]"] = np.array([0, 4, -1])
+    saved["window.samples[].tokens[lengths]"] = np.array([0, 4, -1])
 
 
 def _with_unknown_array(saved: dict[str, Any], json: Any) -> None:
     saved["window.psi"] = np.zeros(1)
 
 
-def _with_no_rows(saved: dict[str, Any], json: Any) -> None:
-    del json["regimes"]["rows"]
+def _without_lengths(saved: dict[str, Any], json: Any) -> None:
+    del json["regimes"]["lengths"]
 
 
 @pytest.mark.parametrize(
@@ -253,15 +265,15 @@ def _with_no_rows(saved: dict[str, Any], json: Any) -> None:
     [
         (_with_unknown_field, r"^window\.colour: unknown field of Window"),
         (_without_required_field, r"^window: missing, and has no default"),
-        (_with_unknown_column, r"^regimes\.size: unknown field of Window"),
+        (_with_unknown_column, r"^regimes\[\]\.size: unknown field of Window"),
         (_with_other_type, r"^is_frozen: expected bool, found 1"),
         (_with_unknown_enum, r"^window\.color: 'green' is not a valid Color"),
-        (_without_array, r"^window\.phi: expected array float32\[2, 3\], found 'none'"),
-        (_with_other_shape, r"^regimes\.phi: expected array float32\[2, 2, 3\], found 'float32\[1, 2, 3\]'"),
-        (_with_short_column, r"^window\.samples\.length: expected 3 entries, found 'float64\[1\]'"),
-        (_with_negative_length, r"^window\.samples\.tokens: expected lengths, found \[0, 4, -1\]"),
+        (_without_array, r"^window\.phi: expected array float32\[1, 2, 3\], found 'none'"),
+        (_with_other_shape, r"^regimes\[\]\.phi: expected array float32\[2, 2, 3\], found 'float32\[1, 2, 3\]'"),
+        (_with_short_column, r"^window\.samples\[\]\.length: expected 3 entries, found 'float64\[1\]'"),
+        (_with_negative_length, r"^window\.samples\[\]\.tokens: expected lengths, found \[0, 4, -1\]"),
         (_with_unknown_array, r"^window\.psi: unknown array"),
-        (_with_no_rows, r"^regimes: 'rows'"),
+        (_without_lengths, r"^regimes: 'lengths'"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

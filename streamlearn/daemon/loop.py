@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
@@ -12,9 +12,9 @@ from typing import Protocol
 from streamlearn.controls import Control
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.control_runner import ControlRunner
-from streamlearn.daemon.process import return_freed_memory
+from streamlearn.daemon.process import Degradation, return_freed_memory
 from streamlearn.daemon.status_publisher import StatusPublisher
-from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
+from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
 from streamlearn.jobs.queue import JobQueue, SnapshotResult
@@ -33,53 +33,6 @@ from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Batch
 
 _log = get_logger("daemon")
-
-
-class Degradation:
-    """Failures that the daemon tolerates for a while, by what failed and since when.
-
-    >>> degradation = Degradation(60.0)
-    >>> degradation.failed("snapshot", StreamlearnError("no room"))
-    >>> degradation.reason
-    'snapshot: no room'
-    >>> degradation.recovered("snapshot")
-    >>> degradation.reason
-    ''
-    """
-
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """A failure that lasts for `limit_s` ends the process."""
-        self._limit_s = limit_s
-        self._clock = clock
-        self._since: dict[str, float] = {}
-        self._messages: dict[str, str] = {}
-
-    @property
-    def reason(self) -> str:
-        """Failures and their messages, for people; empty when there are none."""
-        return "; ".join(f"{what}: {message}" for what, message in sorted(self._messages.items()))
-
-    def failed(self, what: str, error: StreamlearnError) -> None:
-        """Note a failure, new or repeated; only a new message is logged.
-
-        Raises:
-            StreamlearnError: `error` itself, when `what` has been failing for too long.
-        """
-        now = self._clock()
-        since = self._since.setdefault(what, now)
-        if now - since >= self._limit_s:
-            raise error
-        if self._messages.get(what) != str(error):
-            remaining_s = round(self._limit_s - (now - since))
-            _log.error(Event.DEGRADATION_STARTED, what=what, error=str(error), gives_up_in_s=remaining_s)
-        self._messages[what] = str(error)
-
-    def recovered(self, what: str) -> None:
-        """Note that it works; nothing happens when it never failed."""
-        since = self._since.pop(what, None)
-        if since is not None:
-            del self._messages[what]
-            _log.info(Event.DEGRADATION_ENDED, what=what, lasted_s=round(self._clock() - since, 1))
 
 
 RETRY_S = 10.0  # between attempts to write a snapshot, and missing journal lines on a quiet stream
@@ -140,14 +93,7 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self.status_publisher = StatusPublisher(
-            board,
-            components.source,
-            components.adaptation,
-            self.history,
-            components.adapter_publisher,
-            components.trackers,
-        )
+        self.status_publisher = StatusPublisher(board, components)
         self._stop_reason: str | None = None
         self._saved_at = time.monotonic()
         self._retry_at = self._saved_at
@@ -203,7 +149,11 @@ class Daemon:
         self._publish(self._phase, ready=True)
         if self.observer:
             self.observer.on_start(self.board.read())
-        self._start_publishing()
+        if self.adapter_publisher is not None:
+            last = self.state.last_snapshot
+            assert last is not None, "the start is saved"
+            self._publish_versions_of(last.name, last.step)  # an earlier process may not have got to it
+            self.adapter_publisher.start()
 
     def _finish(self) -> None:
         if self.stopped:
@@ -292,8 +242,6 @@ class Daemon:
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
-        if step is not None:
-            self.board.counters.step_seconds.observe(step.seconds)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
             self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
@@ -302,9 +250,10 @@ class Daemon:
         if not is_rolled_back:
             self._remember(assigned, batch, step)
         if step is not None:
+            self.board.counters.step_seconds.observe(step.seconds)
             self.comparison.add(batch, step)
-        if step is not None and self.observer:
-            self.observer.on_step(batch, step, self.board.read())
+            if self.observer:
+                self.observer.on_step(batch, step, self.board.read())
         return step
 
     def _remember(self, assigned: AssignedBatch, trained: Batch, step: Step | None) -> None:
@@ -331,16 +280,14 @@ class Daemon:
         if not batch.examples:
             return []
         with self._guarded(batch) as guarded:
-            parts = len(batch.examples) if guarded.one_by_one else 1
-            return self.learner.measure(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+            return self.learner.measure(batch.examples, slots, parts=guarded.parts, on_record=guarded.on_record)
 
     def _train(self, batch: Batch, slots: tuple[int, ...]) -> Step | None:
         if not batch.examples:
             self.learner.skip_step()
             return None
         with self._guarded(batch) as guarded:
-            parts = len(batch.examples) if guarded.one_by_one else 1
-            return self.learner.step(batch.examples, slots, parts=parts, on_record=guarded.on_record)
+            return self.learner.step(batch.examples, slots, parts=guarded.parts, on_record=guarded.on_record)
 
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]
@@ -473,13 +420,6 @@ class Daemon:
                 "the daemon retries, and /v1/status reports `degraded` until it is written"
             ) from error
 
-    def _start_publishing(self) -> None:
-        """Publish the snapshot that the run continues from: an earlier process may not have got to it."""
-        last = self.state.last_snapshot
-        if self.adapter_publisher is not None and last is not None:
-            self._publish_versions_of(last.name, last.step)
-            self.adapter_publisher.start()
-
     def _publish_versions_of(self, name: str, step: int) -> None:
         """publish/: the run continues from this snapshot; versions of later ones are withdrawn."""
         if self.adapter_publisher is not None:
@@ -524,15 +464,7 @@ class Daemon:
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
-        degraded, updates = self.degradation.reason, self.learner.number
+        degraded, requests = self.degradation.reason, self.job_runner.requests
         self.status_publisher.publish(
-            self.state,
-            phase,
-            updates=updates,
-            learning_rate=self.learner.learning_rate,
-            ready=ready,
-            reason=reason,
-            degraded=degraded,
-            step=step,
-            requests=self.job_runner.requests,
+            self.state, phase, ready=ready, reason=reason, degraded=degraded, step=step, requests=requests
         )

@@ -5,15 +5,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from streamlearn.daemon.build import Components
 from streamlearn.daemon.checkpoint import RunState
 from streamlearn.events import Event, get_logger
-from streamlearn.history import History
 from streamlearn.learner.learner import Step
-from streamlearn.publish.publisher import AdapterPublisher
-from streamlearn.regimes.regimes import Regimes
-from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, RequestCount, Status
-from streamlearn.stream.source import Source
-from streamlearn.track import Trackers
+from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, Status
 
 SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
 LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
@@ -41,21 +37,14 @@ class Throughput:
 class StatusPublisher:
     """Puts a new status on the board. Only the loop's thread calls it."""
 
-    def __init__(
-        self,
-        board: Board,
-        source: Source,
-        adaptation: Regimes,
-        history: History,
-        versions: AdapterPublisher | None = None,
-        trackers: Trackers | None = None,
-    ) -> None:
+    def __init__(self, board: Board, components: Components) -> None:
         self._board = board
-        self._source = source
-        self._adaptation = adaptation
-        self._history = history
-        self._versions = versions
-        self._trackers = trackers
+        self._source = components.source
+        self._learner = components.learner
+        self._adaptation = components.adaptation
+        self._history = components.history
+        self._versions = components.adapter_publisher
+        self._trackers = components.trackers
         self._throughput = Throughput()
         self._counts = False
         self._logged_at = 0.0
@@ -65,19 +54,14 @@ class StatusPublisher:
         state: RunState,
         phase: Phase,
         *,
-        updates: int,
-        learning_rate: float | None,
         ready: bool,
         reason: str,
         degraded: str,
         step: Step | None,
         requests: Mapping[tuple[bool, AnsweredBy], int],
     ) -> None:
-        """Publish the loop's state.
-
-        `updates` is the learner's step number, `step` the one just taken, if any; `requests` is `JobRunner.requests`.
-        """
-        before, now = self._board.read(), time.monotonic()
+        """Publish the loop's state; `step` is the one just taken, if any, and `requests` is `JobRunner.requests`."""
+        before, now, updates = self._board.read(), time.monotonic(), self._learner.number
         if self._trackers is not None and updates < before.step:
             self._trackers.note_rewind(updates)
         position = state.read_position
@@ -99,18 +83,21 @@ class StatusPublisher:
             tokens_per_s=0.0 if phase in (Phase.IDLE, Phase.PAUSED) else speed,
             loss=state.loss,
             loss_smoothed=state.loss_smoothed,
-            learning_rate=learning_rate,
+            learning_rate=self._learner.learning_rate,
             dead_letters=dict(state.reasons),
             update_refusals=state.refusals,
             adaptation=adaptation,
             history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
             trackers=() if self._trackers is None else self._trackers.status,
-            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            partitions=tuple(
+                PartitionStatus(origin.topic, origin.partition, offset, lag.get(origin))
+                for origin, offset in position.items()
+            ),
             snapshot=state.last_snapshot,
             records_since_snapshot=state.records_since_save,
             step_seconds=before.step_seconds if step is None else step.seconds,
-            requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
+            requests=dict(requests),
         )
         if self._counts:  # the totals that the process began with are not its own
             self._board.counters.update(before, status)

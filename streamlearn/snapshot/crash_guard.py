@@ -102,6 +102,11 @@ class GuardedBatch:
         """Whether this batch crashed before: train its records one at a time and call `on_record` before each."""
         self._guard, self._work = guard, work
 
+    @property
+    def parts(self) -> int:
+        """Number of parts to train it in."""
+        return len(self._work.records) if self.one_by_one else 1
+
     def on_record(self, number: int) -> None:
         """Note that the batch's record `number` is next."""
         self._guard.write(_TRAIN_SLOT, replace(self._work, at=number))
@@ -236,8 +241,7 @@ class CrashGuard:
 
 
 def _to_line(value: _Work | _CrashHistory) -> bytes:
-    _, json = codec.dump(value)
-    return orjson.dumps(json, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(codec.dump_json(value), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _not_writable(path: Path, error: OSError) -> SnapshotError:

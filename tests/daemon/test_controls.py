@@ -17,6 +17,7 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Result
 from streamlearn.learner.learner import Step
+from streamlearn.regimes.regime import RegimesState
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
@@ -389,9 +390,9 @@ def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
 @pytest.mark.parametrize(
     ("control", "holds"),
     [
-        (Control.regime("freeze", 1), lambda adaptation: adaptation.controls.frozen == {1}),
-        (Control.regime("rename", 1, new_name="zoo"), lambda adaptation: adaptation.controls.names == {1: "zoo"}),
-        (Control.regime("drop", 1), lambda adaptation: 1 not in adaptation.numbers.values()),
+        (Control.regime("freeze", 1), lambda regimes: regimes.by_slot[0].is_frozen),
+        (Control.regime("rename", 1, new_name="zoo"), lambda regimes: regimes.by_slot[0].name == "zoo"),
+        (Control.regime("drop", 1), lambda regimes: 1 not in regimes.numbers.values()),
     ],
 )
 def test_a_changed_regime_is_durable_when_it_is_answered(
@@ -464,13 +465,13 @@ def test_a_change_of_a_regime_outlasts_an_outage(
     monkeypatch.setattr(owner, name, operator.failing(getattr(owner, name), error))
     with opened(settings) as components:
         daemon_of(components, operator).run()
-        saved = components.store.manifest("00000014")
+        saved = components.store.load("00000014").component("regimes", RegimesState)
     with pytest.raises(SnapshotError, match=f"the change holds .*{error}"):
         operator.answer("rename")
     assert results(settings) == [("rename", "asked"), ("rename", "failed")]
     assert str(error) in operator.degraded[operator.END]
     assert operator.degraded[operator.END + 1] == ""
-    assert saved.components["regimes"]["regimes"]["columns"]["name"] == ["beasts"]
+    assert [regime.name for regime in saved.regimes.values()] == ["beasts"]
 
 
 def test_an_unknown_regime_is_refused(make: Callable[..., Settings]) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import streamlearn.daemon.loop as daemon_module
 from connectors.dead_letters import FileDeadLetters
-from streamlearn.daemon.loop import Degradation
+from streamlearn.daemon.process import Degradation
 from streamlearn.errors import DeadLetterError, SnapshotError
 from streamlearn.events import Event
 from streamlearn.settings import Settings

@@ -14,6 +14,8 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from streamlearn.regimes.regime import RegimesState
+from streamlearn.snapshot.parts import Snapshot, read_manifest
 from tests.broker import Broker
 from tests.forked import ForkedProcess, RunningProcess, run_command
 from tests.learners import timeless
@@ -171,6 +173,10 @@ class Final:
         assert any(path.name == "adapter_model.safetensors" for path in others)
         named = {f"{path.relative_to(self.folder)}.{k}": v for path in others for k, v in load_file(path).items()}
         return {**timeless(load_file(state)), **named}
+
+    def regimes(self) -> RegimesState:
+        """What is kept about regimes."""
+        return Snapshot(self.folder, read_manifest(self.folder)).component("regimes", RegimesState)
 
     def ledger(self) -> dict[int, tuple[int, int, int]]:
         """Per partition: records trained on or held out, records dead-lettered, position."""

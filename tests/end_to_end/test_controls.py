@@ -10,9 +10,6 @@ import orjson
 import torch
 import yaml
 
-from streamlearn import codec
-from streamlearn.regimes.regime import RegimesState
-from streamlearn.snapshot.parts import read_arrays
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
@@ -188,10 +185,8 @@ def shown(daemon: DaemonProcess) -> dict[str, Any]:
 
 def durable(daemon: DaemonProcess) -> dict[str, Any]:
     """What the newest snapshot holds about regime 1; empty if it holds none."""
-    snapshot = daemon.newest()
-    arrays = read_arrays(snapshot.folder / "state.safetensors", "regimes.")
-    state = codec.load(RegimesState, arrays, snapshot.manifest["components"]["regimes"])
-    regime = next((regime for regime in state.regimes.values() if regime.number == 1), None)
+    regimes = daemon.newest().regimes().regimes.values()
+    regime = next((regime for regime in regimes if regime.number == 1), None)
     if regime is None:
         return {}
     return {"frozen": regime.is_frozen, "name": regime.name, "approved": regime.approved_at is not None}

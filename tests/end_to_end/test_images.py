@@ -113,10 +113,10 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     whole, killed = runs["whole"].tensors(), runs["killed"].tensors()
     assert whole.keys() == killed.keys()
     assert [name for name in whole if not torch.equal(whole[name], killed[name])] == []
-    assert whole["regimes.holdouts.picture_data"].numel() > 1000
-    assert whole["regimes.holdouts.pictures"].sum() > 5
-    found = [entry["shift"]["onset"] for entry in runs["whole"].manifest["components"]["regimes"]["entries"]]
-    assert found == [1, PER_TASK + 1, 2 * PER_TASK + 1]
+    assert whole["regimes.regimes[].holdouts.records[].images[]"].numel() > 1000
+    assert whole["regimes.regimes[].holdouts.records[].images[lengths]"].sum() > 5
+    onsets = [report.shift.onset for report in runs["whole"].regimes().reports]
+    assert onsets == [1, PER_TASK + 1, 2 * PER_TASK + 1]
     for one, other in zip(answers["whole"], answers["killed"], strict=True):
         for varying in ("seconds", "id", "created"):
             one.pop(varying, None)

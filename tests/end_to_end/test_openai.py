@@ -92,7 +92,7 @@ def test_a_seed_repeats_a_text(running: Running) -> None:
     assert running.text(model=model, temperature=1.5, top_p=0.0) == running.text(model=model, temperature=0)
 
 
-@pytest.mark.parametrize("decoding", [{"temperature": 0}, {"seed": 1, "temperature": 2}, {"seed": 5, "temperature": 2}])
+@pytest.mark.parametrize("decoding", [{"temperature": 0}, {"seed": 1, "temperature": 2}])
 def test_a_stream_joins_to_the_whole_text(running: Running, decoding: dict[str, Any]) -> None:
     """In several pieces, also where tokens end in the middle of characters, as they do at a high temperature."""
     asked = {"model": running.backbone, "max_tokens": 96, **decoding}  # what was learned here is a short answer

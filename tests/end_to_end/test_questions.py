@@ -165,7 +165,6 @@ def _same_stream(daemon: DaemonProcess) -> dict[str, Any]:
     ("arguments", "code", "message"),
     [
         (["run", "--config", "absent.yaml"], 78, "absent.yaml: cannot be read"),
-        (["run"], 64, "Missing option"),
         (
             ["feed", __file__, "--topic", "t"],
             64,
@@ -184,18 +183,3 @@ def test_refusals_have_a_message_and_an_exit_code(
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_wrong_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Exit code 78 with the key and the nearest valid one; no state folder is created."""
-    config = tmp_path / "c.yaml"
-    config.write_text("source: {jsonl: {path: a.jsonl}}\nlearner: {learning_rte: 1}\nlearnr: {}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "streamlearn", "run", "--config", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 78
-    assert "learnr: unknown key, did you mean learner?" in done.stderr
-    assert not (tmp_path / "state").exists()

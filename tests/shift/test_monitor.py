@@ -107,7 +107,7 @@ def test_each_record_of_two_producers_gets_its_own_regime() -> None:
     assert np.mean([slot == task for slot, task in zip(slots, tasks, strict=True)]) > 0.97
 
 
-@pytest.mark.parametrize("num_tasks", [2, 3, 5])
+@pytest.mark.parametrize("num_tasks", [2, 5])
 def test_producers_that_are_mixed_from_the_first_record_are_told_apart(num_tasks: int) -> None:
     """Each gets a regime of its own, split from one that goes on, and nearly every record is assigned to it."""
     tasks = np.random.default_rng(0).integers(0, num_tasks, size=800).tolist()
@@ -122,7 +122,7 @@ def test_producers_that_are_mixed_from_the_first_record_are_told_apart(num_tasks
     assert sum(each.most_common(1)[0][1] for each in best) / len(tasks) > 0.9
 
 
-@pytest.mark.parametrize("length", [4, 8, 16])
+@pytest.mark.parametrize("length", [4, 16])
 def test_producers_that_come_in_bursts_are_told_apart(length: int) -> None:
     """Although no burst is long enough for a test of changes."""
     tasks = np.repeat(np.random.default_rng(1).permutation(4 * list(range(200 // length))) % 4, length).tolist()
@@ -233,7 +233,7 @@ def test_a_killed_monitor_repeats_itself(
     whole = new_monitor(settings)
     expected = flushed_batches(whole, made, flushes)
     assert any(shift.dropped or shift.known or shift.parent for shift in shifts_of(expected))
-    for died in sorted({*range(0, len(made), 3), *flushes}):
+    for died in sorted({*range(0, len(made), 5), *flushes}):
         assigned = flushed_batches(new_monitor(settings), made[: died + 1], flushes)
         life = restarted(assigned[-1].after if assigned else MonitorState(), settings)
         assigned += flushed_batches(life, made, flushes, start=len(assigned))
@@ -423,11 +423,11 @@ def test_refused_visits_belong_to_the_segment() -> None:
     ids=["returns", "visits", "a new regime and visits"],
 )
 def test_a_restart_repeats_refusals(tasks: list[int], probe_tokens: int) -> None:
-    """From the state after any batch, before and after what was refused, and before it was declared."""
+    """From the state after every third batch, before and after what was refused, and before it was declared."""
     made = batches(stream(tasks))
     whole = refusing(new_monitor(), made, probe_tokens=probe_tokens)
     assert any(each.after.detector.refusals for each in whole)
-    for done in range(0, len(made), 1):
+    for done in range(0, len(made), 3):
         state = whole[done - 1].after if done else MonitorState()
         rest = refusing(restarted(state), made[done:], probe_tokens=probe_tokens, trained=whole[:done])
         assert rest == whole[done:]

@@ -45,11 +45,6 @@ def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     StateLock(tmp_path).release()
 
 
-def test_a_missing_folder_is_made(tmp_path: Path) -> None:
-    with StateLock(tmp_path / "deep" / "state"):
-        assert (tmp_path / "deep" / "state" / "lock").exists()
-
-
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(SnapshotError, match=r"state/lock: must be writable"):

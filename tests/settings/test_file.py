@@ -1,0 +1,323 @@
+"""A configuration is loaded, or refused with the key, what was found and what to write instead."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamlearn.errors import ConfigError
+from streamlearn.settings import KafkaSettings, Settings, StreamSettings, digest, fingerprint, load
+
+LOCAL = {"bootstrap.servers": "localhost:9092", "topics": ["t"], "security.protocol": "PLAINTEXT"}
+SASL = {
+    "bootstrap.servers": "broker.example:9093",
+    "topics": ["t"],
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.plain.username": "learner",
+    "sasl.plain.password": "canary-3141",
+}
+
+
+def write(folder: Path, tree: Any) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree), encoding="utf-8")
+    return file
+
+
+def kafka(**changed: Any) -> dict[str, Any]:
+    """A minimal configuration for a local broker; `_` in a name becomes Kafka's dot."""
+    return {"source": {"kafka": LOCAL | {name.replace("_", "."): value for name, value in changed.items()}}}
+
+
+def jsonl(**sections: Any) -> dict[str, Any]:
+    return {"source": {"jsonl": {"path": "data.jsonl"}}, **sections}
+
+
+def test_a_minimal_file_has_defaults_for_the_rest(tmp_path: Path) -> None:
+    """Only the source is required."""
+    settings = load(write(tmp_path, jsonl()))
+    assert settings.stream == StreamSettings()
+    assert settings.source.kafka is None
+    with pytest.raises(Exception, match="frozen"):
+        settings.stream.max_tokens = 3  # type: ignore[misc]
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a misspelt section": (jsonl(straem={}), "straem: unknown key, did you mean stream?"),
+    "a misspelt key": (jsonl(stream={"max_tokn": 9}), "stream.max_tokn: unknown key, did you mean stream.max_tokens?"),
+    "a misspelt Kafka key": (
+        {"source": {"kafka": LOCAL | {"bootstrap.sevrers": "a:1"}}},
+        "source.kafka.bootstrap_sevrers: unknown key, did you mean source.kafka.bootstrap_servers?",
+    ),
+    "a key like no other": (jsonl(log={"xyzzy": 1}), "log.xyzzy: unknown key, known keys: level, style"),
+    "no source": ({}, "source: required, but missing"),
+    "an empty source": ({"source": {}}, "exactly one of kafka and jsonl must be set, found none"),
+    "two sources": ({"source": {"kafka": LOCAL, "jsonl": {"path": "a"}}}, "found kafka and jsonl"),
+    "no topics": (kafka(topics=[]), "source.kafka.topics"),
+    "a wrong type": (jsonl(stream={"max_tokens": "many"}), "stream.max_tokens: .*, found 'many'"),
+    "zero": (jsonl(stream={"batch_records": 0}), "stream.batch_records: .*greater than 0, found 0"),
+    "a record larger than a batch": (jsonl(stream={"max_tokens": 4096}), "max_tokens 4096 exceeds batch_tokens 2048"),
+    "one token": (jsonl(stream={"max_tokens": 1}), "max_tokens must be at least 2"),
+    "one snapshot": (jsonl(snapshot={"keep": 1}), "snapshot.keep: "),
+    "an open endpoint": (jsonl(serve={"host": "0.0.0.0"}), "not a loopback address"),  # noqa: S104 - must be refused
+    "gzip followed": ({"source": {"jsonl": {"path": "a.gz", "follow": True}}}, "gzip and cannot be followed"),
+    "two dead letter sinks": (jsonl(dead_letters={"topic": "a", "file": "b"}), "topic and file exclude each other"),
+    "a dead letter topic without Kafka": (jsonl(dead_letters={"topic": "a"}), "dead_letters.topic needs source.kafka"),
+    "dead letters in the source": (jsonl(dead_letters={"file": "data.jsonl"}), "must not be written to source.jsonl"),
+    "a dead letter topic that is read": (kafka() | {"dead_letters": {"topic": "t"}}, "must not be one of .* found t: "),
+    "auto commit": (kafka(enable_auto_commit=False), "enable.auto.commit is not supported: offsets are committed"),
+    "an unknown gap policy": (kafka(offset_gap_policy="skip"), "source.kafka.offset_gap_policy: .*'latest'.*'skip'"),
+    "auto offset reset": (kafka(auto_offset_reset="latest"), "auto.offset.reset is not supported: use offset.start"),
+    "a group protocol": (kafka(group_protocol="consumer"), "group.protocol is not supported"),
+    "JAAS": (kafka(sasl_jaas_config="x"), "sasl.jaas.config is not supported: use sasl.mechanism"),
+    "a trust store": (kafka(ssl_truststore_location="x"), "ssl.truststore.location is not supported: use ssl.cafile"),
+    "a key store": (kafka(ssl_keystore_location="x"), "ssl.keystore.location is not supported: use ssl.certfile"),
+    "a deserializer": (kafka(value_deserializer="x"), "value.deserializer is not supported"),
+    "plain text to another host": (kafka(bootstrap_servers="broker:9092"), "broker:9092 is not on this machine"),
+    "plain text to one other host": (kafka(bootstrap_servers="localhost:1, 10.0.0.7:2"), "is not on this machine"),
+    "a password in clear": (
+        {"source": {"kafka": SASL | {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+                                     "allow_plaintext": True}}},
+        "sends the password in clear text",
+    ),
+    "SASL without a user": ({"source": {"kafka": {"bootstrap.servers": "b:1", "topics": ["t"]}}}, "SASL_SSL needs"),
+    "a list": ("- a\n", "expected a mapping of sections, found list"),
+    "nothing": ("", "expected a mapping of sections, found NoneType"),
+    "not valid YAML": ("a: [", "not valid YAML"),
+    "a Python object": ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_refuses_with_key_and_remedy(tmp_path: Path, tree: Any, words: str) -> None:
+    """Every fault is a ConfigError that starts with the file and names what to change."""
+    file = write(tmp_path, tree)
+    with pytest.raises(ConfigError, match=words) as refused:
+        load(file)
+    assert str(refused.value).startswith(str(file))
+    assert refused.value.exit_code == 78
+
+
+def test_names_every_fault_at_once(tmp_path: Path) -> None:
+    """One line per fault."""
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, jsonl(stream={"max_tokn": 9, "batch_records": 0}, lgo={})))
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file"):
+        load(tmp_path / "absent.yaml")
+
+
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(b"a: \xff\xfe")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(file)
+
+
+def test_the_environment_overrides_one_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other values of the same section keep what the file says."""
+    monkeypatch.setenv("STREAMLEARN_STREAM__MAX_TOKENS", "77")
+    monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:7")
+    monkeypatch.setenv("STREAMLEARN_SEED", "5")
+    settings = load(write(tmp_path, kafka() | {"stream": {"batch_records": 3}}))
+    assert (settings.stream.max_tokens, settings.stream.batch_records, settings.seed) == (77, 3, 5)
+    assert settings.source.kafka is not None
+    assert settings.source.kafka.bootstrap_servers == "127.0.0.1:7"
+    assert settings.source.kafka.topics == ("t",)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("STREAMLEARN_STREAM__MAX_TOKN", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
+        ("STREAMLEARN_STRAEM__MAX_TOKENS", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
+        ("STREAMLEARN_SOURCE__KAFKA__TOPIC", "did you mean STREAMLEARN_SOURCE__KAFKA__TOPICS?"),
+        ("STREAMLEARN_LOG__XYZZY", "known keys: level, style"),
+        ("STREAMLEARN_SEED__DEEPER", "STREAMLEARN_SEED__DEEPER: unknown environment variable"),
+        ("STREAMLEARN_", "STREAMLEARN_: unknown environment variable"),
+    ],
+)
+def test_an_unknown_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    """A typo in the environment is refused like one in the file."""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, jsonl()))
+    assert words in str(refused.value)
+
+
+def test_an_environment_value_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMLEARN_STREAM__OVERLONG", "drop")
+    with pytest.raises(ConfigError, match=r"stream\.overlong: .*found 'drop'"):
+        load(write(tmp_path, jsonl()))
+
+
+def test_kafka_keys_may_have_dots_or_underscores(tmp_path: Path) -> None:
+    """Both spellings are the same key; topics may be one comma-separated string."""
+    dotted = load(write(tmp_path, kafka(group_id="g", topics="t, u,", max_poll_records=7))).source.kafka
+    assert dotted is not None
+    assert (dotted.group_id, dotted.topics, dotted.max_poll_records) == ("g", ("t", "u"), 7)
+    plain = {"bootstrap_servers": "[::1]:9092", "topics": ["t"], "security_protocol": "PLAINTEXT"}
+    assert load(write(tmp_path, {"source": {"kafka": plain}})).source.kafka == KafkaSettings(
+        bootstrap_servers="[::1]:9092", topics=("t",), security_protocol="PLAINTEXT"
+    )
+
+
+def test_plain_text_to_another_host_must_be_allowed(tmp_path: Path) -> None:
+    tree = {"source": {"kafka": LOCAL | {"bootstrap.servers": "broker:9092", "allow_plaintext": True}}}
+    assert load(write(tmp_path, tree)).source.kafka is not None
+
+
+def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory does not matter; absolute paths and ~ keep their meaning."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", "/home/learner")
+    settings = load(write(tmp_path, jsonl(state="/var/lib/streamlearn", dead_letters={"file": "~/dead.jsonl"})))
+    assert settings.source.jsonl is not None
+    assert settings.source.jsonl.path == tmp_path / "data.jsonl"
+    assert settings.state == Path("/var/lib/streamlearn")
+    assert settings.dead_letters.file == Path("/home/learner/dead.jsonl")
+    assert load(write(tmp_path, jsonl())).state == tmp_path / "state"
+
+
+@pytest.mark.parametrize("how", [repr, str, lambda s: s.model_dump_json(), lambda s: repr(s.model_dump())])
+def test_a_password_is_never_shown(tmp_path: Path, how: Any) -> None:
+    settings = load(write(tmp_path, {"source": {"kafka": SASL}}))
+    assert settings.source.kafka is not None
+    assert settings.source.kafka.sasl_plain_password is not None
+    assert settings.source.kafka.sasl_plain_password.get_secret_value() == "canary-3141"
+    assert "canary" not in how(settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"},
+        {"sasl.plain.username": None},
+        {"sasl.mechanism": "canary"},
+        {"sasl.plain.password": ["canary-3141"]},
+        {"sasl.plain.pasword": "canary-3141"},
+        {"sasl.jaas.config": "canary-3141"},
+    ],
+)
+def test_a_message_never_contains_a_password(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Whatever else is wrong in the section."""
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, {"source": {"kafka": SASL | change}}))
+    assert "canary-3141" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "alters"),
+    [
+        ({"seed": 1}, True),
+        ({"stream": {"batch_records": 2}}, True),
+        ({"stream": {"linger_s": None}}, False),
+        ({"backbone": {"dtype": "float32"}}, True),
+        ({"backbone": {"quantization": "nf4"}}, True),
+        ({"adapter": {"rank": 3}}, True),
+        ({"learner": {"lr": 0.5}}, True),
+        ({"learner": {"activation_checkpointing": True}}, False),
+        ({"state": "elsewhere"}, False),
+        ({"source": {"jsonl": {"path": "other.jsonl"}}}, False),
+        ({"dead_letters": {"file": "dead.jsonl"}}, False),
+        ({"snapshot": {"keep": 9}}, False),
+        ({"serve": {"enabled": False}}, False),
+        ({"log": {"level": "debug"}}, False),
+    ],
+)
+def test_the_fingerprint_holds_what_alters_results(tmp_path: Path, change: dict[str, Any], alters: bool) -> None:
+    """A snapshot resumes with another log level or folder, but not with another learning rate."""
+    base, other = (load(write(tmp_path, tree)) for tree in (jsonl(), jsonl() | change))
+    assert (digest(fingerprint(base)) != digest(fingerprint(other))) is alters
+
+
+def test_every_field_is_documented() -> None:
+    """The configuration reference is generated from these docstrings."""
+
+    def undocumented(model: Any, at: str) -> list[str]:
+        return [f"{at}{name}" for name, field in model.model_fields.items() if not field.description]
+
+    assert undocumented(Settings, "") == []
+    assert undocumented(KafkaSettings, "source.kafka.") == []
+    assert undocumented(StreamSettings, "stream.") == []
+
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("image-text", "kafka-local", "prod", "quickstart", "smollm2")
+
+
+@pytest.fixture
+def as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package as a wheel lays it out, read-only, and an empty current directory."""
+    package = tmp_path / "site-packages/streamlearn"
+    for name in ("configs", "systemd"):
+        shutil.copytree(ROOT / name, package / "_data" / name)
+    monkeypatch.setattr("streamlearn.settings.file._PACKAGE", package)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return package
+
+
+@pytest.mark.parametrize("name", ["quikstart", "", "../configs/quickstart", "sample/README"])
+def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+    """Only names are accepted, never paths."""
+    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart, smollm2") as caught:
+        load(Path(f"packaged:{name}"))
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_packaged_configuration_loads(name: str, as_installed: Path) -> None:
+    """As it does from its file."""
+    del as_installed
+    there, here = load(Path(f"packaged:{name}")), load(ROOT / f"configs/{name}.yaml")
+    assert there.model_copy(update={name: getattr(here, name) for name in ("state", "source", "backbone")}) == here
+
+
+def test_a_packaged_configuration_finds_its_backbone_under_the_current_directory(as_installed: Path) -> None:
+    """Where a checkout has it; a builtin model and a hub id stay as they are."""
+    del as_installed
+    assert load(Path("packaged:smollm2")).backbone.model == str(Path.cwd() / "build/smollm2")
+    assert load(Path("packaged:quickstart")).backbone.model == "builtin:nano"
+    assert load(Path("packaged:prod")).backbone.model == "Qwen/Qwen3-8B"
+
+
+def test_a_packaged_configuration_reads_its_sample_and_writes_to_the_current_directory(as_installed: Path) -> None:
+    """The sample ships beside it; `state` is where a checkout of the current directory would have it."""
+    settings = load(Path("packaged:quickstart"))
+    assert settings.state == Path.cwd() / "build/quickstart"
+    assert settings.source.jsonl is not None
+    assert settings.source.jsonl.path == as_installed / "_data/configs/sample/superni.train.jsonl.gz"
+    assert settings.source.jsonl.path.is_file()
+
+
+def test_the_quickstart_of_a_checkout_is_the_same_by_either_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the root of a checkout, `packaged:quickstart` and `configs/quickstart.yaml` mean the same run."""
+    monkeypatch.chdir(ROOT)
+    assert load(Path("packaged:quickstart")) == load(Path("configs/quickstart.yaml"))
+
+
+def test_an_absolute_state_stays_where_it_is(as_installed: Path) -> None:
+    """The production configuration's state folder is systemd's."""
+    del as_installed
+    assert load(Path("packaged:prod")).state == Path("/var/lib/streamlearn")
+
+
+def test_relative_paths_from_the_environment_start_at_the_current_directory(
+    as_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user sees the current directory, not the folder that the package is installed in."""
+    del as_installed
+    monkeypatch.setenv("STREAMLEARN_STATE", "elsewhere")
+    monkeypatch.setenv("STREAMLEARN_SOURCE__JSONL__PATH", "records.jsonl")
+    settings = load(Path("packaged:quickstart"))
+    assert settings.source.jsonl is not None
+    assert (settings.state, settings.source.jsonl.path) == (Path.cwd() / "elsewhere", Path.cwd() / "records.jsonl")
