@@ -1,6 +1,5 @@
 """`doctor` and `check-config` name every fault that a start would fail on, and change nothing."""
 
-import io
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from connectors.jsonl import JsonlSource
 from streamlearn.cli import doctor
-from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, cgroup_limits, check_backbone, finding_table
+from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, cgroup_limits, check_backbone
 from streamlearn.cli.main import app
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
@@ -237,22 +235,6 @@ def test_damage_and_change_are_told_apart(make: Make) -> None:
     found = examined(settings)["snapshots"]
     assert (found.level, found.exit_code) == (Level.FAILED, 74)
     assert "damaged-0000000" in found.text
-
-
-def test_a_finding_is_one_row_of_plain_text() -> None:
-    """Brackets are text, not markup."""
-    assert finding_table(Finding("source", Level.FAILED, "topics [a], [/b]")).row_count == 1
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_findings_wrap_within_their_column(width: int) -> None:
-    """Nothing is truncated, and names and levels stay readable."""
-    console = Console(file=io.StringIO(), width=width)
-    text = "expected a regular file, found a folder; " * 5
-    console.print(finding_table(Finding("dead letters", Level.SKIPPED, text)))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert printed.split() == ["dead", "letters", "skipped", *text.split()]
-    assert max(map(len, printed.splitlines())) <= width
 
 
 def test_a_hub_model_that_would_be_fetched_is_a_warning(make: Make) -> None:
