@@ -19,8 +19,8 @@ test: lint
 test-long: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m long --numprocesses 3 --dist worksteal
 
-# About half an hour on two cores. Needs KAFKA_HOME and ../shared; writes docs/forgetting_sequential.json and
-# docs/forgetting_interleaved.json.
+# About half an hour on two cores. Needs KAFKA_HOME and ../shared; writes docs/evidence/measurements/forgetting_sequential.json and
+# forgetting_interleaved.json beside it.
 evidence: .venv/.ready
 	@$(BIN)/pytest -m evidence tests/evidence
 
@@ -29,16 +29,16 @@ evidence: .venv/.ready
 alerts: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json build/alerts.json
 
-# Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/publish.md. Other
+# Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/serving.md. Other
 # options of tests.fleet go into FLEET.
 fleet: .venv/.ready
-	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/fleet.json $(FLEET)
+	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/evidence/measurements/fleet.json $(FLEET)
 
-# What other programs compute with exported regimes, beside the daemon; see docs/export.md. An hour with SmolLM2. VLLM (the
+# What other programs compute with exported regimes, beside the daemon; see docs/serving.md. An hour with SmolLM2. VLLM (the
 # program) and LLAMA (a Python with xllamacpp) may be left out.
 exact: .venv/.ready
-	@$(BIN)/python -m tests.fleet.exact --json docs/exact.json
-	@$(BIN)/python -m tests.fleet.exact --backbone "$(BACKBONE)" --answers --json docs/exact.json \
+	@$(BIN)/python -m tests.fleet.exact --json docs/evidence/measurements/exact.json
+	@$(BIN)/python -m tests.fleet.exact --backbone "$(BACKBONE)" --answers --json docs/evidence/measurements/exact.json \
 		$(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)")
 
 # N kills with SIGKILL, compared with a run that is not killed. About 5 s per kill. Needs KAFKA_HOME or ../shared/kafka.
@@ -69,7 +69,7 @@ crash-stops: .venv/.ready
 # The page in Chromium: how soon a shift is on it, and the speed of training while three browsers have it open. Some twelve
 # minutes; needs Debian's chromium.
 page: .venv/.ready
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/page/figures.json
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.page --json docs/evidence/measurements/page.json
 
 # Lines, files, loaded modules, tests and documentation of this checkout, or of SIZE_OF.
 size: .venv/.ready

@@ -83,11 +83,11 @@ class RequestScores:
         }
 
 
-def measure(data: Path, others: Path, backbone: Path | None, *, quick: bool = False) -> dict[str, Any]:
-    """Return the metrics by prompt and number of tasks; `quick` makes few, short streams."""
-    tasks, suite = read_tasks(data, others, backbone, limit=60 if quick else TRAIN_RECORDS + KNOWN_RECORDS)
+def measure(data: Path, others: Path, backbone: Path | None) -> dict[str, Any]:
+    """Return the metrics by prompt and number of tasks."""
+    tasks, suite = read_tasks(data, others, backbone, limit=TRAIN_RECORDS + KNOWN_RECORDS)
     level = ServeSettings().max_known_rejected
-    draws = {1: 1, 2: 1} if quick else {number: draws for number, draws in DRAWS.items() if number < len(tasks)}
+    draws = {number: draws for number, draws in DRAWS.items() if number < len(tasks)}
     result: dict[str, Any] = {}
     for prompt in PROMPTS:
         outcomes = {f"{number}": _drawn(tasks, prompt, number, num_draws) for number, num_draws in draws.items()}
@@ -167,9 +167,8 @@ def main() -> None:
     options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
     options.add_argument("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
     options.add_argument("--backbone", type=Path, help="folder of a model whose tokenizer is used, by default nano")
-    options.add_argument("--quick", action="store_true", help="use few, short streams, as a smoke test")
     given = options.parse_args()
-    result = measure(given.data, given.others, given.backbone, quick=given.quick)
+    result = measure(given.data, given.others, given.backbone)
     rows = {f"{prompt} {name}": values for prompt in PROMPTS for name, values in result[prompt].items()}
     show(result, grid(rows, COLUMNS, "prompt and tasks"), as_json=given.json)
 

@@ -50,32 +50,29 @@ HEADINGS = {
 """Columns of the table, described in the module's docstring; the least purity is that of the worst seed."""
 
 
-def measure(data: Path, others: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
-    """Return the metrics by prompt and kind of stream, means over the seeds; `quick` makes few, short streams."""
-    tasks, suite = read_tasks(data, others, None, limit=60 if quick else MAX_TASK_RECORDS)
-    kinds = {f"mixed_{number}": (number, 1) for number in (MIXED[:1] if quick else MIXED)}
-    kinds |= {f"bursts_{length}": (BURST_PRODUCERS, length) for length in (BURSTS[:1] if quick else BURSTS)}
-    per_producer = 25 if quick else RECORDS_PER_PRODUCER
+def measure(data: Path, others: Path, *, seeds: int) -> dict[str, Any]:
+    """Return the metrics by prompt and kind of stream, means over the seeds."""
+    tasks, suite = read_tasks(data, others, None, limit=MAX_TASK_RECORDS)
+    kinds = {f"mixed_{number}": (number, 1) for number in MIXED}
+    kinds |= {f"bursts_{length}": (BURST_PRODUCERS, length) for length in BURSTS}
     result: dict[str, Any] = {prompt: {} for prompt in PROMPTS}
     for prompt in PROMPTS:
         for kind, (producers, length) in kinds.items():
-            rows = [
-                _measure_stream(tasks, suite, prompt, producers, length, seed, per_producer) for seed in range(seeds)
-            ]
+            rows = [_measure_stream(tasks, suite, prompt, producers, length, seed) for seed in range(seeds)]
             means = {name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}
             result[prompt][kind] = {**means, "purity_least": round(min(row["purity"] for row in rows), 4)}
-    result["single"] = {prompt: _split_alone(tasks, prompt, 60 if quick else SINGLE_RECORDS) for prompt in PROMPTS}
+    result["single"] = {prompt: _split_alone(tasks, prompt) for prompt in PROMPTS}
     result["setting"] = {"seeds": seeds, "tasks": len(tasks), "suite": len(suite), **ShiftSettings().model_dump()}
     return result
 
 
-def _split_alone(tasks: Sequence[Task], prompt: Prompt, num_records: int) -> dict[str, Any]:
+def _split_alone(tasks: Sequence[Task], prompt: Prompt) -> dict[str, Any]:
     """Names of the tasks that are split although their stream has no other task."""
     split = []
     for number, task in enumerate(tasks):
         examples, rng = task.examples[prompt], np.random.default_rng([SEED, number])
-        order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-num_records // len(examples)))])
-        if len(set(assign([examples[i] for i in order[:num_records].tolist()]).slots)) > 1:
+        order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-SINGLE_RECORDS // len(examples)))])
+        if len(set(assign([examples[i] for i in order[:SINGLE_RECORDS].tolist()]).slots)) > 1:
             split.append(task.name)
     return {"tasks": len(tasks), "split": split}
 
@@ -87,12 +84,11 @@ def _measure_stream(
     producers: int,
     length: int,
     seed: int,
-    per_producer: int,
 ) -> dict[str, float]:
     rng = np.random.default_rng([SEED, seed, producers, length])
     drawn = rng.permutation(np.setdiff1d(np.arange(len(tasks)), suite))
     chosen = np.concatenate([rng.permutation(suite), drawn])[:producers]
-    order = turns(rng, len(chosen), length, per_producer * max(producers, MIN_PRODUCERS)).tolist()
+    order = turns(rng, len(chosen), length, RECORDS_PER_PRODUCER * max(producers, MIN_PRODUCERS)).tolist()
     passes: dict[int, list[int]] = {}
     stream = []
     for producer in order:
@@ -140,9 +136,8 @@ def main() -> None:
     options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
     options.add_argument("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
     options.add_argument("--seeds", type=int, default=5, help="streams of each kind and prompt, one per seed")
-    options.add_argument("--quick", action="store_true", help="use few, short streams, as a smoke test")
     given = options.parse_args()
-    result = measure(given.data, given.others, seeds=given.seeds, quick=given.quick)
+    result = measure(given.data, given.others, seeds=given.seeds)
     lines = [
         f"{prompt}: {len(single['split'])} of {single['tasks']} tasks are split in a stream of their own"
         for prompt, single in result["single"].items()

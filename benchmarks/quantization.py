@@ -1,6 +1,6 @@
 """What a quantized backbone costs in loss, and what it saves in memory.
 
-    python -m benchmarks.quantization --backbone FOLDER --json > docs/quantization.json
+    python -m benchmarks.quantization --backbone FOLDER --json > quantization.json
 
 Each run is its own process. It learns the same number of records of the bundled sample with the default preset and then
 scores other records, always the same. The seed draws the records, their order and the experts. The unquantized backbone

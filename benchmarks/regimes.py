@@ -1,7 +1,7 @@
 """What many regimes cost, by their number, and how many returns of tasks are recognized.
 
-    python -m benchmarks.regimes --json > docs/regimes.json
-    python -m benchmarks.regimes --returns 24 48 60 --json > docs/returns.json
+    python -m benchmarks.regimes --json > regimes.json
+    python -m benchmarks.regimes --returns 24 48 60 --json > returns.json
 
 The daemon learns one task after another, drawn by seed from the file of other tasks, with their definitions. Then all
 tasks return once, in another order and with other records. At each checkpoint, over `WINDOW` batches, each of one

@@ -147,7 +147,7 @@ def from_headers(
 
 _TAIL_BYTES = 1 << 16
 _FLUSH_BYTES = 1 << 20
-"""Size of the backlog that triggers a `flush`; the backlog grows beyond it while the disk is full."""
+"""Size of the backlog that triggers a `flush`; after each failure, as with a full disk, twice its size does."""
 
 
 class FileDeadLetters:
@@ -161,6 +161,7 @@ class FileDeadLetters:
         """
         self._path = path
         self._backlog = DeadLetterBacklog()
+        self._flush_at = _FLUSH_BYTES
         self._failed_sync: OSError | None = None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,8 +197,12 @@ class FileDeadLetters:
         Raises:
             DeadLetterError: the backlog is full because the disk is.
         """
+        if not self._backlog.has_room_for(dead_letter):
+            with suppress(DeadLetterError):  # `add` raises one that says what to do
+                self.flush()
         self._backlog.add(dead_letter)
-        if self._backlog.bytes >= _FLUSH_BYTES:
+        if self._backlog.bytes >= self._flush_at:
+            self._flush_at = 2 * self._backlog.bytes
             with suppress(DeadLetterError):  # the next `flush` raises it
                 self.flush()
 
@@ -224,6 +229,7 @@ class FileDeadLetters:
             self._failed_sync = error
             raise self._error("flushed", error) from error
         self._backlog.clear()
+        self._flush_at = _FLUSH_BYTES
 
     def mark(self) -> Mapping[str, Any]:
         """The file's name and its length at the last `flush`."""

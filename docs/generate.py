@@ -85,7 +85,7 @@ def daemon_registry() -> CollectorRegistry:
 def gateway_registry() -> CollectorRegistry:
     """Metrics of a gateway without model servers."""
     metrics = GatewayMetrics()
-    metrics.watch(lambda: iter(()))
+    metrics.watch(())
     return metrics.registry
 
 

@@ -24,7 +24,7 @@
     ├── ExampleError                  a client's request fails; it corrects the example          -
     ├── UnknownRegimeError            a client's request fails; it names another regime          -
     ├── PublishingStoppedError        the daemon stops; tested again after the next start        -
-    ├── ReplicaAwayError              a model server does not answer; asked again later          -
+    ├── ReplicaUnreachableError       a model server does not answer; asked again later          -
     └── ReplicaRefusedError           a model server refuses an adapter; shown in the status     -
 
 Exit codes follow sysexits.h; `-` never ends the process. A message states what must hold, what was found, where, and

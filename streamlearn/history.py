@@ -501,5 +501,5 @@ def _dead_letters(outcome: BatchOutcome, at: float) -> Iterator[DeadLetterRow]:
 
 def _requests(status: Status) -> tuple[int, int]:
     """Requests answered by this process, and those of them that no regime explained."""
-    unexplained = sum(count.number for count in status.requests if not count.known)
-    return sum(count.number for count in status.requests), unexplained
+    unexplained = sum(number for (known, _), number in status.requests.items() if not known)
+    return sum(status.requests.values()), unexplained

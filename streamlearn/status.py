@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from pydantic import StringConstraints
 
 from streamlearn.errors import Reason, StreamlearnError
-from streamlearn.stream.position import TopicPartition
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
@@ -280,11 +279,16 @@ class Phase(StrEnum):
 class PartitionStatus:
     """Training progress of one partition."""
 
-    origin: TopicPartition
+    __pydantic_config__ = FIELD_DOCS
+
+    topic: str
+    """Topic, or the file of a JSONL source."""
+    partition: int
+    """Number of the partition."""
     position: int
     """Offset of the next record to train on."""
     lag: int | None = None
-    """Records between the position and the end of the log; None when unknown."""
+    """Records between the position and the end of the log; null when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,15 +429,10 @@ class FallbackStatus:
         return {"mean": self.mean_loss, "nearest": self.nearest_loss, "backbone": self.backbone_loss}
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCount:
-    """Inputs of requests that were routed alike."""
-
-    known: bool
-    """Whether a regime explained them."""
-    answered_by: str
-    """regime, adapter, mean or backbone."""
-    number: int
+AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
+"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
+mean of all regimes' adapters; or the untouched backbone."""
+ANSWERED_BY: tuple[AnsweredBy, ...] = get_args(AnsweredBy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,8 +517,8 @@ class Status:
     """Records done since the newest snapshot."""
     step_seconds: float | None = None
     """Duration of the last step; None before the first of this process."""
-    requests: tuple[RequestCount, ...] = ()
-    """Prompts and examples of finished requests, by how they were routed."""
+    requests: Mapping[tuple[bool, AnsweredBy], int] = field(default_factory=lambda: MappingProxyType({}))
+    """Prompts and examples of finished requests, by whether a regime explained them and by what answered."""
     backbone: str = ""
     dtype: str = ""
     device: str = ""
@@ -667,12 +666,6 @@ class Board:
         if not_alive is not None:
             return not_alive
         return None if status.ready else status.reason or f"the daemon is {status.phase}"
-
-
-AnsweredBy = Literal["regime", "adapter", "mean", "backbone"]
-"""What computes the answer: the likeliest regime's experts; the adapter, where routing does not depend on regimes; the
-mean of all regimes' adapters; or the untouched backbone."""
-ANSWERED_BY: tuple[str, ...] = get_args(AnsweredBy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,5 +58,5 @@ def test_exit_codes_are_those_of_the_classes() -> None:
         "ExampleError",
         "UnknownRegimeError",
     }
-    of_publishing = {"PublishingStoppedError", "ReplicaAwayError", "ReplicaRefusedError"}
+    of_publishing = {"PublishingStoppedError", "ReplicaUnreachableError", "ReplicaRefusedError"}
     assert never == {"RecordError", *of_clients, *of_publishing}

@@ -28,7 +28,6 @@ from streamlearn.status import (
     ShiftStatus,
     Status,
 )
-from streamlearn.stream.position import TopicPartition
 from streamlearn.track import MlflowTracker, Note, Point, Sample, SeriesReader, TensorBoardTracker, Tracker, Trackers
 
 SHIFT = ShiftStatus("inputs", 1, 2, False, 1, 40, 38, 0.5, 0.2, None, None, 10, 100, 0.1, None)
@@ -40,7 +39,7 @@ def status(step: int, *scores: Scoring, shifts: Sequence[ShiftStatus] = ()) -> S
     return replace(
         Status(Phase.RUNNING, step=step, loss=2.0, loss_smoothed=2.5, learning_rate=0.003, tokens_per_s=90.0),
         adaptation=AdaptationStatus(regimes, tuple(shifts), average_forgetting=0.25),
-        partitions=(PartitionStatus(TopicPartition("t", 0), 8, 3), PartitionStatus(TopicPartition("t", 1), 8, 4)),
+        partitions=(PartitionStatus("t", 0, 8, 3), PartitionStatus("t", 1, 8, 4)),
     )
 
 

@@ -270,11 +270,7 @@ def _build(client: Any, **options: Any) -> Any:
 
 
 def _connection(settings: KafkaSettings) -> dict[str, Any]:
-    """Address, credentials and encryption, shared by every client.
-
-    Raises:
-        CredentialsError: a certificate, a key or the password file cannot be used.
-    """
+    """Address, credentials and encryption, shared by every client."""
     return {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",")],
         "client_id": settings.client_id,

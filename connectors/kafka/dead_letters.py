@@ -110,7 +110,7 @@ class KafkaDeadLetters:
         self._producer: Any = None
         self._log = get_logger("connectors")
         try:
-            self._wait_for_broker(start_timeout_s, clock, sleep)
+            wait_until_reachable(settings, start_timeout_s, on_wait=self._log_unreachable, clock=clock, sleep=sleep)
             self._partitions = self._cluster.topics([topic], to=_OPERATIONS)[topic].origins
             self._connect(_BOOTSTRAP_S)
             self._ends = self._end_offsets()
@@ -131,7 +131,9 @@ class KafkaDeadLetters:
         """
         try:
             ends = self._end_offsets()
-            records = [record_of(message.headers) for message in self._read(self._starts(mark, ends), ends)]
+            timeout_ms = self._settings.request_timeout_ms
+            messages = read_between(self._reader, self._starts(mark, ends), ends, timeout_ms=timeout_ms)
+            records = [record_of(message.headers) for message in messages]
         except CLIENT_ERRORS as error:
             raise self._fail("read", error) from error
         self._ends = ends  # only now: a reading that failed begins again at the old ends
@@ -184,23 +186,9 @@ class KafkaDeadLetters:
         self._cluster.close()
         self._disconnect()
 
-    def _wait_for_broker(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        """Block until a broker accepts connections; log once that none does.
-
-        Raises:
-            SourceError: none accepted a connection within `timeout_s`.
-        """
-        wait_until_reachable(
-            self._settings,
-            timeout_s,
-            on_wait=lambda: self._log.warning(
-                Event.SOURCE_UNREACHABLE,
-                servers=self._settings.bootstrap_servers,
-                reason="no broker accepts a connection",
-            ),
-            clock=clock,
-            sleep=sleep,
-        )
+    def _log_unreachable(self) -> None:
+        servers = self._settings.bootstrap_servers
+        self._log.warning(Event.SOURCE_UNREACHABLE, servers=servers, reason="no broker accepts a connection")
 
     def _connect(self, bootstrap_s: float, *, idempotent: bool = True) -> None:
         """Build the clients. A producer that is not idempotent never repeats a request: that could write it twice."""
@@ -246,10 +234,6 @@ class KafkaDeadLetters:
         1. Wait for the answers.
         2. If any was "too large", ask for each again with a producer that is not idempotent.
         3. Send what is refused now without its content.
-
-        Raises:
-            KafkaError: one was not accepted.
-            DeadLetterError: the cluster does not answer any more.
         """
         self._await_answers()  # 1.
         if self._is_idempotent and any(_is_too_large(answer) for _, answer in self._sent):
@@ -274,9 +258,6 @@ class KafkaDeadLetters:
         1. Build new clients.
         2. Read the topic for the dead letters that arrived, and drop them from the backlog.
         3. Send the others again.
-
-        Raises:
-            DeadLetterError: the cluster does not answer yet.
         """
         self._disconnect()
         self._sent.clear()
@@ -303,9 +284,6 @@ class KafkaDeadLetters:
             begin, start = begins[origin], marked.get(origin.partition, 0)
             starts[origin] = start if begin <= start <= ends[origin] else begin
         return starts
-
-    def _read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Any]:
-        return read_between(self._reader, starts, ends, timeout_ms=self._settings.request_timeout_ms)
 
     def _fail(self, what: str, error: Exception) -> DeadLetterError:
         """Note the failure and return the error to raise."""

@@ -283,10 +283,6 @@ class KafkaSource:
         1. After a retriable error the consumer retries by itself.
         2. A missing permission and a truncated log are fatal.
         3. After any other error the consumer is replaced.
-
-        Raises:
-            OffsetGapError: the log was truncated, or the position is no longer in it and gaps are not allowed.
-            SourceError: an offset stays unreadable, or the user lacks permission.
         """
         if isinstance(error, KafkaError) and error.retriable:  # 1.
             return
@@ -306,11 +302,7 @@ class KafkaSource:
         self._rebuild(describe(error))
 
     def _count_failure(self, error: Exception) -> None:
-        """Count a failure at the offset of every partition with unread records.
-
-        Raises:
-            SourceError: one of them has failed more than `_MAX_REBUILDS` times at the same offset.
-        """
+        """Count a failure at the offset of every partition with unread records."""
         unread = {origin: at for origin, at in self._next.items() if self._monitor.ends.get(origin, 0) > at}
         before = self._failures
         self._failures = {origin: {at: 1 + before.get(origin, {}).get(at, 0)} for origin, at in unread.items()}
@@ -415,11 +407,7 @@ class KafkaSource:
             )
 
     def _spans_at_start(self, origins: Sequence[TopicPartition], position: Position) -> _Spans:
-        """First and next offset of each log; not of one without a leader if `position` names it.
-
-        Raises:
-            SourceError: for `start_timeout_s` the cluster did not answer, or another partition had no leader.
-        """
+        """First and next offset of each log; not of one without a leader if `position` names it."""
         deadline = self._clock() + self._start_timeout_s
         while True:
             begins, ends = self._log_spans(origins, self._start_timeout_s)
@@ -442,11 +430,7 @@ class KafkaSource:
         )
 
     def _log_spans(self, origins: Sequence[TopicPartition], timeout_s: float = _OFFSETS_TIMEOUT_S) -> _Spans:
-        """First and next offset of each log whose partition has a leader.
-
-        Raises:
-            SourceError: the cluster does not answer, or none has a leader.
-        """
+        """First and next offset of each log whose partition has a leader."""
         if not origins:
             return {}, {}
         try:
@@ -468,9 +452,6 @@ class KafkaSource:
         """Move every partition whose log no longer holds our offset; return whether there was one.
 
         Also returns False while the cluster does not answer.
-
-        Raises:
-            OffsetGapError: `offset.gap.policy` does not allow gaps, a log was truncated, or a topic was created again.
         """
         try:
             topics = self._cluster.topics(self._settings.topics)

@@ -25,7 +25,7 @@ from streamlearn.errors import ConfigError
 from streamlearn.settings import Quantization
 
 BLOCK = 32
-"""Weights that share a scale in eq. (2). QLoRA has 64: a tenth less memory, and more loss (docs/memory.md)."""
+"""Weights that share a scale in eq. (2). QLoRA has 64: a tenth less memory, and more loss."""
 
 
 class QuantizedLinear(nn.Linear):

@@ -198,7 +198,7 @@ def row(dead_letter: "DeadLetter") -> dict[str, Any]:
 
     record = dead_letter.record
     return {
-        "where": _where(dead_letter),
+        "where": f"{record.origin.topic}:{record.origin.partition}:{record.offset}",
         "topic": record.origin.topic,
         "partition": record.origin.partition,
         "offset": record.offset,
@@ -207,7 +207,7 @@ def row(dead_letter: "DeadLetter") -> dict[str, Any]:
         "reason": dead_letter.reason,
         "stage": stage_of(dead_letter.reason),
         "message": dead_letter.message,
-        "value_bytes": _value_bytes(dead_letter),
+        "value_bytes": dead_letter.left_out_bytes if record.value is None else len(record.value),
         "left_out": dead_letter.left_out_bytes is not None,
     }
 
@@ -232,15 +232,16 @@ def table(dead_letters: "Sequence[DeadLetter]", total: int) -> RenderableType:
     if not dead_letters:
         return "no dead letters"
     older = total - len(dead_letters)
-    columns: dict[str, Cell[DeadLetter]] = {
-        "record": _where,
-        "time (UTC)": _shown_time,
-        "reason": lambda dead_letter: dead_letter.reason,
-        "bytes": _shown_bytes,
-        "message": _shown_message,
+    rows = [row(dead_letter) for dead_letter in dead_letters]
+    columns: dict[str, Cell[dict[str, Any]]] = {
+        "record": lambda shown: shown["where"],
+        "time (UTC)": lambda shown: (shown["set_aside_at"] or _time(shown["timestamp"]) or "-")[:19].replace("T", " "),
+        "reason": lambda shown: shown["reason"],
+        "bytes": lambda shown: "-" if shown["value_bytes"] is None else str(shown["value_bytes"]),
+        "message": lambda shown: f"content left out; {shown['message']}" if shown["left_out"] else shown["message"],
     }
     caption = f"The newest {len(dead_letters)}; {older} older ones are not shown." if older > 0 else ""
-    return render_table(dead_letters, columns, text=("record", "time (UTC)", "reason", "message"), caption=caption)
+    return render_table(rows, columns, text=("record", "time (UTC)", "reason", "message"), caption=caption)
 
 
 def readable(value: bytes | None) -> str | None:
@@ -257,32 +258,6 @@ def _read(config: Path) -> "Iterator[DeadLetter]":
     from connectors.open import read_dead_letters  # noqa: PLC0415 - not needed for --help
 
     return read_dead_letters(load_settings(config))
-
-
-def _where(dead_letter: "DeadLetter") -> str:
-    origin, offset = dead_letter.record.id
-    return f"{origin.topic}:{origin.partition}:{offset}"
-
-
-def _value_bytes(dead_letter: "DeadLetter") -> int | None:
-    """Size of the record's value, also of one that was left out; None for a record without a value."""
-    value = dead_letter.record.value
-    return dead_letter.left_out_bytes if value is None else len(value)
-
-
-def _shown_bytes(dead_letter: "DeadLetter") -> str:
-    size = _value_bytes(dead_letter)
-    return "-" if size is None else str(size)
-
-
-def _shown_message(dead_letter: "DeadLetter") -> str:
-    return dead_letter.message if dead_letter.left_out_bytes is None else f"content left out; {dead_letter.message}"
-
-
-def _shown_time(dead_letter: "DeadLetter") -> str:
-    """When the dead letter was written, or, from a file, the record's own time."""
-    time = _time(dead_letter.written_ms or dead_letter.record.timestamp_ms)
-    return "-" if time is None else time[:19].replace("T", " ")
 
 
 def _time(milliseconds: int | None) -> str | None:

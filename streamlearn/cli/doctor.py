@@ -12,8 +12,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +44,8 @@ from streamlearn.errors import (
     StreamlearnError,
 )
 from streamlearn.http.guards import obtain_token, token_path
-from streamlearn.publish import publisher as publishing
+from streamlearn.http.server import Listener, bind, tls_context
+from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.lock import StateLock
@@ -59,7 +58,7 @@ _CGROUP, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory that a process may use on a device: all of it, or less by the limit of a cgroup."""
+    """Bytes of memory that a process may use on a device, within the limits of its cgroups."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -67,31 +66,22 @@ def total_memory(device: torch.device) -> int:
 
 
 def cgroup_limits(processes: Path = _CGROUP, root: Path = _ROOT) -> Iterator[int]:
-    """Yield the memory limits of this process's cgroup (version 2) and of those above it, bytes.
+    """Memory limits of this process's cgroup (version 2) and of its ancestors, bytes.
 
     Args:
         processes: The file that names the process's cgroup.
         root: Where cgroups are mounted.
     """
-    try:
-        lines = processes.read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # no Linux
+    if not processes.exists():  # not Linux
         return
-    for line in lines:
+    for line in processes.read_text(encoding="ascii").splitlines():
         number, _, path = line.split(":", 2)
-        if number == "0":  # version 2; in a container the path is that inside it
-            own = Path(path.lstrip("/"))
-            for folder in (own, *own.parents):
-                yield from _limit(root / folder / "memory.max")
-
-
-def _limit(file: Path) -> Iterator[int]:
-    try:
-        text = file.read_text(encoding="ascii").strip()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return
-    if text != "max":
-        yield int(text)
+        own = Path(path.lstrip("/"))
+        for folder in (own, *own.parents) if number == "0" else ():  # version 2; in a container, the path inside it
+            file = root / folder / "memory.max"
+            text = file.read_text(encoding="ascii").strip() if file.is_file() else "max"
+            if text != "max":
+                yield int(text)
 
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
@@ -101,7 +91,7 @@ STATE_FILES = ("journal.jsonl", "in_progress", "crashes.json", "history.jsonl")
 SPARE = 2
 """Snapshots beyond snapshot.keep that may be on disk: the one being written, and the one that it replaces."""
 COPIES = 3
-"""Of each regime's adapter on disk while it rests: two in snapshots, of which the others are links, and its file."""
+"""Copies of each offloaded adapter on disk: two in snapshots, to which other snapshots link, and its own file."""
 POLL_S, PATIENCE_S = 3.0, 10.0
 EARLIEST_CLOCK = 1_767_225_600  # 2026: a clock that was never set reads 1970
 UNKNOWN_BYTES = 1 << 30
@@ -124,7 +114,7 @@ class Finding:
     name: str
     level: Level
     text: str
-    """What was found and, if something is wrong, what to do."""
+    """The result and, if something is wrong, what to do."""
     exit_code: int = 0
     """What `run` would exit with; 0 unless the check failed."""
 
@@ -244,7 +234,7 @@ class Doctor:
         seconds = time.monotonic() - started
         for path in (folder / name for name in STATE_FILES):
             if obstacle := _obstacle_to_append(path):
-                raise SnapshotError(f"{path}: expected a file that this user may read and write, found: {obstacle}")
+                raise SnapshotError(f"{path}: must be readable and writable, found: {obstacle}")
         return Level.OK, f"{folder}, a durable write took {1e3 * seconds:.1f} ms"
 
     def _snapshots(self) -> tuple[Level, str]:
@@ -283,11 +273,11 @@ class Doctor:
             largest = max((info.bytes for info in store.infos()), default=UNKNOWN_BYTES)
         except SnapshotMismatchError:  # of another format; the check of snapshots reports it
             largest = UNKNOWN_BYTES
-        wanted = largest * (self.settings.snapshot.keep + SPARE)
-        text = f"{free / 2**30:.1f} GiB free, snapshots may need {wanted / 2**30:.1f} GiB"
+        needed = largest * (self.settings.snapshot.keep + SPARE)
+        text = f"{free / 2**30:.1f} GiB free, snapshots may need {needed / 2**30:.1f} GiB"
         if free < largest * SPARE:
             raise ConfigError(f"{folder}: {text}; free some space, or set state to a folder on another disk")
-        return (Level.OK if free >= wanted else Level.WARNING), text
+        return (Level.OK if free >= needed else Level.WARNING), text
 
     def _regimes(self) -> tuple[Level, str]:
         config, limit = adapter_of(self.settings), self.settings.shift.max_regimes
@@ -341,18 +331,18 @@ class Doctor:
         position = self._snapshot.manifest.position if self._snapshot else Position({})
         remembered = self._snapshot.component("stream", StreamState).source_identity if self._snapshot else {}
         with closing(open_source(self.settings.source, start_timeout_s=PATIENCE_S)) as source:
-            found = source.seek(position, remembered)
+            start = source.seek(position, remembered)
             deadline = time.monotonic() + POLL_S
             num_read = 0
             while not num_read and not source.exhausted and time.monotonic() < deadline:
                 num_read = len(source.poll(max_records=1, timeout_s=POLL_S / 4))
-            lag = sum(source.lag(found).values())
-        text = f"next {found}, {lag} offsets behind the end"
+            lag = sum(source.lag(start).values())
+        text = f"next {start}, {lag} offsets behind the end"
         if lag and not num_read:
             raise SourceError(
                 f"{text}, but no record arrived in {POLL_S:g} s: check that this user may read the topics (ACL READ)"
             )
-        lost = "; ".join(f"{origin} [{start}, {stop})" for origin, start, stop in position.gaps_to(found))
+        lost = "; ".join(f"{origin} [{first}, {stop})" for origin, first, stop in position.gaps_to(start))
         if lost:
             return Level.WARNING, f"{text}; a start skips {lost}, as source.kafka.offset.gap.policy allows"
         return Level.OK, text
@@ -371,20 +361,23 @@ class Doctor:
 
     def _http(self) -> tuple[Level, str]:
         serve = self.settings.serve
-        ports = []
+        listeners = []
         if serve.enabled:
             if serve.token_file is not None or token_path(self.settings).exists():
                 obtain_token(self.settings)
-            if serve.tls_certfile is not None:
-                _check_certificate(serve.tls_certfile, serve.tls_keyfile)
-            ports.append(("serve.port", serve.host, serve.port))
+            listeners.append(Listener.for_requests(serve))
         if serve.health_port is not None:
-            ports.append(("serve.health_port", serve.health_host, serve.health_port))
-        if not ports:
+            listeners.append(Listener.for_health(serve))
+        if not listeners:
             return Level.OK, "off: serve.enabled is false"
+        for listener in listeners:
+            tls_context(listener)
         if self._locked:
             return Level.OK, "in use by the running daemon"
-        return Level.OK, ", ".join(_check_port(*port) for port in ports)
+        for listener in listeners:
+            bind(listener).close()
+        free = [f"{to.host}:{to.port} is free" if to.port else f"{to.host}, any free port" for to in listeners]
+        return Level.OK, ", ".join(free)
 
 
 def _free_disk(folder: Path) -> int:
@@ -413,7 +406,7 @@ def _gib(number: int) -> str:
 
 
 def _obstacle_to_create(path: Path) -> str | None:
-    """What keeps this user from creating a file or folder that does not exist yet."""
+    """The reason that this user cannot create a file or folder; None if it can."""
     above = next(parent for parent in path.parents if parent.exists())
     if not above.is_dir():
         return f"{above} is not a folder"
@@ -421,7 +414,7 @@ def _obstacle_to_create(path: Path) -> str | None:
 
 
 def _obstacle_to_append(file: Path) -> str | None:
-    """What keeps this user from reading and appending to a file; None if it can, or if there is no such file."""
+    """The reason that this user cannot read and append to a file; None if it can, or if there is no such file."""
     try:
         file.open("r+b").close()
     except FileNotFoundError:
@@ -431,36 +424,10 @@ def _obstacle_to_append(file: Path) -> str | None:
     return None
 
 
-def _check_certificate(certificate: Path, key: Path | None) -> None:
-    """Refuse what TLS cannot use."""
-    for path in (certificate, key):
-        if path is not None and not os.access(path, os.R_OK):
-            raise ConfigError(f"{path}: cannot be read, but serve.tls_certfile or serve.tls_keyfile names it")
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        raise ConfigError(
-            f"serve.tls_certfile {certificate} and serve.tls_keyfile {key}: expected a PEM certificate chain and its "
-            f"unencrypted key, found: {error}"
-        ) from error
-
-
-def _check_port(key: str, host: str, port: int) -> str:
-    """Refuse an address that cannot be bound."""
-    if port == 0:
-        return f"{host}, any free port"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host.strip("[]"), port), family=family).close()
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be bound: {error.strerror}; set {key}") from error
-    return f"{host}:{port} is free"
-
-
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "red", Level.SKIPPED: "dim"}
 
 
-def finding_row(finding: Finding) -> Table:
+def finding_table(finding: Finding) -> Table:
     """A finding as one row for a terminal; a long text wraps within its column."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=12)

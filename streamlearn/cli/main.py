@@ -131,20 +131,20 @@ def evaluate(
 
     Evaluates the running daemon, or a snapshot with --snapshot.
     """
-    from streamlearn.cli import offline as evaluation  # noqa: PLC0415
+    from streamlearn.cli import offline  # noqa: PLC0415
 
     settings = load_settings(config)
-    examples = evaluation.read_examples(file)
+    examples = offline.read_examples(file)
     if snapshot is None:
-        result = evaluation.evaluate_daemon(settings, examples, generate=generate, max_new_tokens=max_new_tokens)
+        result = offline.evaluate_daemon(settings, examples, generate=generate, max_new_tokens=max_new_tokens)
     else:
-        result = evaluation.evaluate_snapshot(
+        result = offline.evaluate_snapshot(
             settings, snapshot, examples, generate=generate, max_new_tokens=max_new_tokens
         )
     if as_json:
         print(result.model_dump_json(indent=2))  # noqa: T201 - JSON must not pass through a renderer
     else:
-        out.print(evaluation.table(result))
+        out.print(offline.evaluation_table(result))
 
 
 @app.command("export")
@@ -173,14 +173,14 @@ def export_regimes(
 ) -> None:
     """Write regimes of a snapshot as plain LoRAs for PEFT, vLLM and llama.cpp.
 
-    Safe while a daemon is running. Each regime gets a folder of its own, with a model card that says what it is worth
-    on its hold-out records.
+    Safe while a daemon is running. Each regime gets its own folder, with a model card that has its losses on its
+    hold-out records.
     """
     if bool(regime) == every:
         raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
-    from streamlearn.cli import offline as exporting  # noqa: PLC0415
+    from streamlearn.cli import offline  # noqa: PLC0415
 
-    exported = exporting.export(
+    exported = offline.export(
         load_settings(config),
         snapshot=snapshot,
         regimes=regime or [],
@@ -192,7 +192,7 @@ def export_regimes(
     if as_json:
         print(orjson.dumps(exported, option=orjson.OPT_INDENT_2).decode())  # noqa: T201
     else:
-        out.print(exporting.table_export(exported))
+        out.print(offline.export_table(exported))
         out.print(f"written to {out_folder}", markup=False, highlight=False)
 
 
@@ -218,17 +218,17 @@ def gateway(
         Path | None, typer.Option(help="File with the bearer token that the model servers require.", metavar="FILE")
     ] = None,
     allow_plaintext: Annotated[
-        bool, typer.Option("--allow-plaintext", help="Send that token over plain HTTP to other machines too.")
+        bool, typer.Option("--allow-plaintext", help="Send that token over plain HTTP to other machines, too.")
     ] = False,
     tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
     tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that a model server may be silent while it answers.", min=1.0)
+        float, typer.Option(help="Maximum seconds between two parts of a model server's response.", min=1.0)
     ] = 600.0,
 ) -> None:
-    """Answer OpenAI requests by a fleet of model servers, each with its regime's adapter.
+    """Route OpenAI requests to a fleet of model servers, each to its regime's adapter.
 
-    Needs no model and no torch. SIGTERM ends it once all requests in flight are answered.
+    Needs no model and no torch. After SIGTERM it finishes the requests in flight.
     """
     signals = StopSignals()
     with signals.installed():
@@ -256,7 +256,7 @@ def gateway(
 def status(
     config: ConfigOption,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show the running daemon's progress, regimes, shifts and forgetting."""
     from streamlearn.cli import status as overview  # noqa: PLC0415
@@ -294,7 +294,7 @@ def doctor(
 
     Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
     """
-    from streamlearn.cli.doctor import Doctor, finding_row  # noqa: PLC0415
+    from streamlearn.cli.doctor import Doctor, finding_table  # noqa: PLC0415
 
     configure_logging("error")  # the findings report the rest
     code = 0
@@ -303,7 +303,7 @@ def doctor(
         if as_json:
             print(orjson.dumps(finding).decode())  # noqa: T201
         else:
-            out.print(finding_row(finding))
+            out.print(finding_table(finding))
     raise typer.Exit(code)
 
 

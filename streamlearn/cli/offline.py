@@ -1,4 +1,4 @@
-"""The eval command: the same measurements from the running daemon or from a snapshot on disk."""
+"""The commands eval and export. eval measures the running daemon or a snapshot; export reads a snapshot."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from streamlearn.snapshot.store import SnapshotStore
 
 @dataclass(frozen=True)
 class RestoredModel:
-    """A snapshot, the model with its state, and what they belong to."""
+    """A model restored from a snapshot."""
 
     model: Model
     snapshot: Snapshot
@@ -46,13 +46,13 @@ def restored_model(settings: Settings, name: str, *, same_dtype: bool) -> Iterat
 
     Args:
         settings: The configuration.
-        name: The snapshot's, or `newest`.
+        name: Name of the snapshot, or `newest`.
         same_dtype: Whether to compute in the dtype of the snapshot; if not, `backbone.dtype: auto` chooses the faster
             one on this machine.
 
     Raises:
         SnapshotError: there is no snapshot, or it is damaged.
-        ConfigError: there is none of this name, or it belongs to another backbone, adapter or configuration.
+        ConfigError: no snapshot has this name, or it belongs to another backbone, adapter or configuration.
     """
     snapshot = _find(settings, name)
     config, shape = adapter_of(settings), outline(settings.backbone)
@@ -111,7 +111,7 @@ def evaluate_daemon(settings: Settings, examples: Examples, *, generate: bool, m
 
     Raises:
         SourceError: no daemon answers.
-        UsageError: the daemon refuses the request (carries its message), or is none of this release.
+        UsageError: the daemon refuses the request (with its message), or is of another release.
     """
     body = orjson.dumps({"examples": examples, "generate": generate, "max_new_tokens": max_new_tokens})
     advice = "start it with `streamlearn run`, or evaluate a snapshot with --snapshot"
@@ -127,7 +127,7 @@ def evaluate_snapshot(
 
     Raises:
         SnapshotError: there is no snapshot, or it is damaged.
-        ConfigError: there is none of this name, or it belongs to another backbone, adapter or configuration.
+        ConfigError: no snapshot has this name, or it belongs to another backbone, adapter or configuration.
     """
     job = EvalJob(tuple(examples), generate=generate, max_new_tokens=max_new_tokens)
     with restored_model(settings, name, same_dtype=True) as restored:
@@ -137,9 +137,9 @@ def evaluate_snapshot(
         return run_to_end(work).model_copy(update={"seconds": time.monotonic() - began})
 
 
-def table(result: EvalResult) -> Table:
+def evaluation_table(result: EvalResult) -> Table:
     """The measurements, one per line."""
-    shown = Table(box=None, show_header=False, pad_edge=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "step": f"{result.step:,}",
         "examples": f"{result.examples:,}",
@@ -155,8 +155,8 @@ def table(result: EvalResult) -> Table:
     }
     for name, value in rows.items():
         if value is not None:
-            shown.add_row(name, value)
-    return shown
+            table.add_row(name, value)
+    return table
 
 
 def export(
@@ -169,7 +169,7 @@ def export(
     base: str | None,
     approximate: bool,
 ) -> list[ExportedRegime]:
-    """Write regimes of a snapshot, all if none is named, each into a folder in `out`. Safe beside a running daemon.
+    """Write regimes of a snapshot, all if none is named, each into a folder in `out`. Safe while a daemon is running.
 
     Raises:
         UsageError: there is no such regime, its folder exists, or it cannot be written without loss.
@@ -178,8 +178,8 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        found = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
-        options = ExportOptions(out, form, found, approximate=approximate)
+        base_model = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
+        options = ExportOptions(out, form, base_model, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,
             restored.model.adaptation,
@@ -191,7 +191,7 @@ def export(
         return [exporter.export(slot) for slot in exporter.slots(regimes)]
 
 
-def table_export(exported: Sequence[ExportedRegime]) -> Table:
+def export_table(exported: Sequence[ExportedRegime]) -> Table:
     """One row per folder; losses are on the hold-out records."""
     columns: dict[str, Cell[ExportedRegime]] = {
         "folder": lambda regime: regime.name,

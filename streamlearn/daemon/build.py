@@ -25,7 +25,7 @@ from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.distributed.processes import Leader
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
-from streamlearn.publish import publisher as publishing
+from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.crash_guard import CrashGuard

@@ -9,7 +9,7 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.checkpoint import RunState
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
-from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, RequestCount, Status
+from streamlearn.status import AnsweredBy, Board, PartitionStatus, Phase, Status
 
 SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
 LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
@@ -90,11 +90,14 @@ class StatusPublisher:
             history=self._history.status,
             publication=None if self._versions is None else self._versions.status,
             trackers=() if self._trackers is None else self._trackers.status,
-            partitions=tuple(PartitionStatus(origin, position[origin], lag.get(origin)) for origin in position),
+            partitions=tuple(
+                PartitionStatus(origin.topic, origin.partition, offset, lag.get(origin))
+                for origin, offset in position.items()
+            ),
             snapshot=state.last_snapshot,
             records_since_snapshot=state.records_since_save,
             step_seconds=before.step_seconds if step is None else step.seconds,
-            requests=tuple(RequestCount(*how, number) for how, number in sorted(requests.items())),
+            requests=dict(requests),
         )
         if self._counts:  # the totals that the process began with are not its own
             self._board.counters.update(before, status)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from streamlearn.adapters.context import NO_REGIME
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.backbone.load import Outline
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.export import formats
-from streamlearn.export.formats import BaseModel, ExportedRegime, Format, HoldoutLosses, card, holdout_losses
-from streamlearn.export.lora import PlainLora, mean_gates, plain_lora, with_mean_gates
+from streamlearn.export.formats import BaseModel, ExportedRegime, Format, HoldoutLosses, card
+from streamlearn.export.lora import PlainLora, PlainLoraAdapter, mean_gates, plain_lora, with_mean_gates
+from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
@@ -28,7 +30,7 @@ _STAGING = ".staging-"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write, and where."""
+    """Form and place of the output."""
 
     out: Path
     form: Format
@@ -41,12 +43,12 @@ class Exporter:
     """Writes regimes of one snapshot.
 
     Args:
-        learner: With the snapshot's weights.
-        adaptation: With its regimes and hold-out records.
-        manifest: The snapshot's.
-        shape: The backbone's.
+        learner: The learner with the snapshot's weights.
+        adaptation: Its regimes and hold-out records.
+        manifest: The snapshot's manifest.
+        shape: Outline of the backbone.
         settings: The configuration; `backbone` and `stream.batch_tokens` are used.
-        options: What to write.
+        options: The output.
 
     Raises:
         UsageError: package gguf is missing.
@@ -69,39 +71,38 @@ class Exporter:
             formats.check_gguf(shape.config)
 
     def slots(self, regimes: Sequence[int]) -> list[int | None]:
-        """Find what to export for these regime numbers, each once; without any, all there is. None: what all share.
+        """The slots of these regime numbers, each once; all regimes without any. None is the one adapter of all.
 
         Raises:
             UsageError: there is no such regime, or all of them share one adapter; or the folder of one exists.
             SnapshotError: there is no regime yet.
         """
-        found = self._find(regimes)
-        for slot in found:
-            if self._target(slot).exists():
-                raise UsageError(f"{self._target(slot)} must not exist yet; remove it, or choose another --out")
-        return found
+        slots = self._slots(regimes)
+        for target in map(self._target, slots):
+            if target.exists():
+                raise UsageError(f"{target} must not exist yet; remove it, or choose another --out")
+        return slots
 
-    def _find(self, regimes: Sequence[int]) -> list[int | None]:
+    def _slots(self, regimes: Sequence[int]) -> list[int | None]:
         learner, numbers = self._learner, self._adaptation.numbers
         if not learner.per_regime and self._config.num_experts == 1:
             if regimes:
                 raise UsageError("--regime: all regimes share one adapter here; use --all")
             return [None]
         learned = [slot for slot in numbers if not learner.per_regime or regime_adapter(slot) in learner.revisions]
-        found = {numbers[slot]: slot for slot in sorted(learned, key=numbers.__getitem__)}
+        slots = {numbers[slot]: slot for slot in sorted(learned, key=numbers.__getitem__)}
         name = snapshot_name(self._manifest.step)
-        if not found:
+        if not slots:
             raise SnapshotError(f"snapshot {name} has no regime yet; export again after the next snapshot")
-        if missing := [number for number in regimes if number not in found]:
-            raise UsageError(f"snapshot {name} must have regime {missing[0]}, found {', '.join(map(str, found))}")
-        return [found[number] for number in dict.fromkeys(regimes or found)]
+        if missing := [number for number in regimes if number not in slots]:
+            raise UsageError(f"snapshot {name} must have regime {missing[0]}, found {', '.join(map(str, slots))}")
+        return [slots[number] for number in dict.fromkeys(regimes or slots)]
 
     def export(self, slot: int | None) -> ExportedRegime:
         """Write one of `slots` into a folder of its own, which appears only when it is complete.
 
         Raises:
-            UsageError: tokens choose among experts, and this may not be approximated. The message says what would be
-                lost.
+            UsageError: tokens choose among experts, and `approximate` is not set; the message has the losses.
             SnapshotError: it cannot be written.
         """
         target = self._target(slot)
@@ -123,11 +124,10 @@ class Exporter:
         return exported
 
     def _target(self, slot: int | None) -> Path:
-        """The folder of a regime; None: of all."""
         return self._options.out / (ALL_REGIMES if slot is None else f"regime-{self._adaptation.numbers[slot]}")
 
     def _lora(self, slot: int | None) -> PlainLora:
-        """The regime's adapter in a plain form; where that is an approximation, only if it is asked for."""
+        """The regime's adapter in a plain form, approximated only with `approximate`."""
         weights = self._learner.weights(self._adapter(slot))
         if self._config.num_experts == 1:
             return plain_lora(weights, self._config)
@@ -158,7 +158,6 @@ class Exporter:
         return holdout_losses(self._learner, examples, slot or 0, lora, pack_tokens=pack_tokens) if examples else None
 
     def _examples(self, slot: int | None) -> tuple[Example, ...]:
-        """The hold-out records of a regime; None: of all."""
         slots = self._adaptation.numbers if slot is None else [slot]
         return tuple(example for number in slots for example in self._adaptation.examples(number))
 
@@ -184,3 +183,26 @@ class Exporter:
             is_approximate=self._config.num_experts > 1,
             losses=losses,
         )
+
+
+def holdout_losses(
+    learner: Learner, examples: Sequence[Example], slot: int, lora: PlainLora, *, pack_tokens: int
+) -> HoldoutLosses:
+    """Score at least one record three times: with `lora`, under the regime in `slot`, and without any adapter."""
+
+    def loss_sum(slot: int, adapter: PlainLoraAdapter | None) -> tuple[float, int]:
+        scores = run_to_end(
+            score(
+                learner.model,
+                examples,
+                learner.device,
+                pack_tokens=pack_tokens,
+                slots=[slot] * len(examples),
+                parallel_adapter=adapter,
+            )
+        )
+        return sum(row.loss_sum for row in scores), sum(row.tokens for row in scores)
+
+    exported, tokens = loss_sum(NO_REGIME, PlainLoraAdapter(lora))
+    daemon, backbone = loss_sum(slot, None)[0], loss_sum(NO_REGIME, None)[0]
+    return HoldoutLosses(len(examples), tokens, exported / tokens, daemon / tokens, backbone / tokens)

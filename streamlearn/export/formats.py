@@ -1,6 +1,5 @@
 """Formats of an exported regime: a folder that stock PEFT loads, an adapter for llama.cpp, and the model card."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,51 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from streamlearn import __version__
-from streamlearn.adapters.context import NO_REGIME
 from streamlearn.errors import ConfigError, PublicationError, UsageError
-from streamlearn.export.lora import LoraMatrices, PlainLora, PlainLoraAdapter
-from streamlearn.learner.evaluate import run_to_end, score
-from streamlearn.learner.learner import Learner
+from streamlearn.export.lora import LoraMatrices, PlainLora
 from streamlearn.settings import BackboneSettings
-from streamlearn.stream.record import Example
-
-# Shape suffixes: L learned tokens, V vocabulary.
-
-
-@dataclass(frozen=True)
-class HoldoutLosses:
-    """Mean losses over the learned tokens of a regime's hold-out records, nats per token."""
-
-    records: int
-    tokens: int
-    exported: float
-    daemon: float
-    backbone: float
-    """Of the untouched backbone."""
-
-
-def holdout_losses(
-    learner: Learner, examples: Sequence[Example], slot: int, lora: PlainLora, *, pack_tokens: int
-) -> HoldoutLosses:
-    """Score at least one record three times: with `lora`, under the regime in `slot`, and without any adapter."""
-
-    def loss_sum(slot: int, adapter: PlainLoraAdapter | None) -> tuple[float, int]:
-        scores = run_to_end(
-            score(
-                learner.model,
-                examples,
-                learner.device,
-                pack_tokens=pack_tokens,
-                slots=[slot] * len(examples),
-                parallel_adapter=adapter,
-            )
-        )
-        return sum(each.loss_sum for each in scores), sum(each.tokens for each in scores)
-
-    exported, tokens = loss_sum(NO_REGIME, PlainLoraAdapter(lora))
-    daemon, backbone = loss_sum(slot, None)[0], loss_sum(NO_REGIME, None)[0]
-    return HoldoutLosses(len(examples), tokens, exported / tokens, daemon / tokens, backbone / tokens)
-
 
 Format = Literal["peft", "gguf"]
 """A folder that PEFT loads, or an adapter of llama.cpp."""
@@ -67,7 +24,7 @@ Format = Literal["peft", "gguf"]
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The backbone, as users of the export find it."""
+    """The backbone, named as users of the export find it."""
 
     name: str
     """A hub id or a folder."""
@@ -82,6 +39,18 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
+class HoldoutLosses:
+    """Mean losses over the learned tokens of a regime's hold-out records, nats per token."""
+
+    records: int
+    tokens: int
+    exported: float
+    daemon: float
+    backbone: float
+    """Of the untouched backbone."""
+
+
+@dataclass(frozen=True)
 class ExportedRegime:
     """One regime of one snapshot."""
 
@@ -90,14 +59,14 @@ class ExportedRegime:
     regime: int | None
     """Its number; None for the one adapter that all regimes share."""
     label: str
-    """Its name, for people; empty without one."""
+    """The operator's name for it; empty without one."""
     snapshot: str
     written: str
-    """When the snapshot was, ISO 8601."""
+    """Time of the snapshot, ISO 8601."""
     records: int
-    """Of the regime, up to the snapshot."""
+    """Records of the regime up to the snapshot."""
     visits: int
-    """Times that the stream came to it."""
+    """Times that the stream entered the regime."""
     base: BaseModel
     form: Format
     rank: int
@@ -110,7 +79,7 @@ class ExportedRegime:
 
     @property
     def fidelity(self) -> str:
-        """How it relates to the daemon's experts."""
+        """Relation to the daemon's experts."""
         if self.is_approximate:
             return "approximate: each expert applies with its mean weight, where the daemon's tokens choose one"
         return "exact"
@@ -236,84 +205,68 @@ def _paired(B_ON: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(B_ON.reshape(heads, 2, num // heads // 2, rank).swapaxes(1, 2).reshape(num, rank))
 
 
-_LIBRARY = {"peft": "peft", "gguf": "llama.cpp"}
-
-
 def card(exported: ExportedRegime) -> str:
     """The model card, Markdown."""
-    what = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
-    what += f" ({exported.label})" if exported.label else ""
-    return "\n".join(
-        [
-            "---",
-            f"base_model: {exported.base.name}",
-            "base_model_relation: adapter",
-            f"library_name: {_LIBRARY[exported.form]}",
-            "tags: [lora, streamlearn]",
-            "---",
-            f"# {what} of snapshot {exported.snapshot}",
-            "",
-            f"Learned from a stream of records by streamlearn {__version__}. A regime is a stretch of the stream with",
-            "one distribution, found by the learner.",
-            "",
-            *_table(exported),
-            "",
-            *_losses(exported),
-            "## Use",
-            "",
-            *_usage(exported),
-            "",
-        ]
-    )
+    title = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
+    title += f" ({exported.label})" if exported.label else ""
+    base, library = exported.base, {"peft": "peft", "gguf": "llama.cpp"}[exported.form]
+    revision = f" at revision `{base.revision}`" if base.revision else ""
+    return f"""---
+base_model: {base.name}
+base_model_relation: adapter
+library_name: {library}
+tags: [lora, streamlearn]
+---
+# {title} of snapshot {exported.snapshot}
+
+Learned from a stream of records by streamlearn {__version__}. A regime is a stretch of the stream with
+one distribution, found by the learner.
+
+| | |
+|---|---|
+| backbone | `{base.name}`{revision} |
+| snapshot | {exported.snapshot}, written {exported.written} |
+| records | {exported.records:,} in {exported.visits} visit{"s" * (exported.visits != 1)} |
+| LoRA | rank {exported.rank}, alpha {exported.alpha:g}, on {exported.num_linears} linear layers |
+| fidelity | {exported.fidelity} |
+
+{_losses(exported.losses)}## Use
+
+{_usage(exported)}"""
 
 
-def _table(exported: ExportedRegime) -> list[str]:
-    revision = f" at revision `{exported.base.revision}`" if exported.base.revision else ""
-    rows = {
-        "backbone": f"`{exported.base.name}`{revision}",
-        "snapshot": f"{exported.snapshot}, written {exported.written}",
-        "records": f"{exported.records:,} in {exported.visits} visit{'s' * (exported.visits != 1)}",
-        "LoRA": f"rank {exported.rank}, alpha {exported.alpha:g}, beside {exported.num_linears} linear layers",
-        "fidelity": exported.fidelity,
-    }
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
-
-
-def _losses(exported: ExportedRegime) -> list[str]:
-    losses = exported.losses
+def _losses(losses: HoldoutLosses | None) -> str:
     if losses is None:
-        return []
-    return [
-        f"On {losses.records} hold-out records, which were never trained on ({losses.tokens:,} answer tokens):",
-        "",
-        "| | loss, nats per token |",
-        "|---|---|",
-        f"| this export | {losses.exported:.4f} |",
-        f"| the daemon | {losses.daemon:.4f} |",
-        f"| untouched backbone | {losses.backbone:.4f} |",
-        "",
-    ]
+        return ""
+    return f"""On {losses.records} hold-out records, which were never trained on ({losses.tokens:,} answer tokens):
+
+| | loss, nats per token |
+|---|---|
+| this export | {losses.exported:.4f} |
+| the daemon | {losses.daemon:.4f} |
+| untouched backbone | {losses.backbone:.4f} |
+
+"""
 
 
-def _usage(exported: ExportedRegime) -> list[str]:
+def _usage(exported: ExportedRegime) -> str:
     if exported.form == "gguf":
-        return ["```", "llama-cli -m BACKBONE.gguf --lora adapter.gguf", "```"]
-    return [
-        "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        f'backbone = AutoModelForCausalLM.from_pretrained("{exported.base.name}")',
-        'model = PeftModel.from_pretrained(backbone, "FOLDER")',
-        "```",
-        "",
-        "or",
-        "",
-        "```",
-        f"vllm serve {exported.base.name} --enable-lora --max-lora-rank {_rank_limit(exported.rank)} \\",
-        f"  --lora-modules {exported.name}=FOLDER",
-        "```",
-    ]
+        return "```\nllama-cli -m BACKBONE.gguf --lora adapter.gguf\n```\n"
+    base = exported.base.name
+    return f"""```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+backbone = AutoModelForCausalLM.from_pretrained("{base}")
+model = PeftModel.from_pretrained(backbone, "FOLDER")
+```
+
+or
+
+```
+vllm serve {base} --enable-lora --max-lora-rank {_rank_limit(exported.rank)} --lora-modules {exported.name}=FOLDER
+```
+"""
 
 
 def _rank_limit(rank: int) -> int:

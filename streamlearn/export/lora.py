@@ -9,6 +9,7 @@ the same gate for all tokens:
     A_m = [A_m1; ...; A_mK],  B_m = [g_m1 B_m1 ... g_mK B_mK]                                              (2)
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.record import Example
 
-# Shape suffixes: D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = H R.
+# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = H R.
 
 
 _PREFIX = "base_model.model."
@@ -57,8 +58,8 @@ def plain_lora(weights: Mapping[str, Tensor], config: HeadLoraConfig) -> PlainLo
     """Build eq. (1).
 
     Args:
-        weights: Of one adapter, by their names in a PEFT folder.
-        config: Its options, with one expert a head.
+        weights: Weights of one adapter, by their names in a PEFT folder.
+        config: Options of the adapter, with one expert a head.
     """
     assert config.num_experts == 1, "where tokens choose among experts, `with_mean_gates` comes first"
     rank = config.num_heads * config.r
@@ -79,8 +80,8 @@ def with_mean_gates(
     """Build eq. (2).
 
     Args:
-        weights: Of one adapter, by their names in a PEFT folder.
-        config: Its options.
+        weights: Weights of one adapter, by their names in a PEFT folder.
+        config: Options of the adapter.
         gates: g (H, K) of each linear, by its name in the backbone.
 
     Returns:
@@ -114,43 +115,28 @@ class PlainLoraAdapter:
         return y + self._lora.scaling * F.linear(F.linear(x_TD.to(y.dtype), A_ND), B_ON)
 
 
-# Shape suffixes: T tokens or sequences, H heads, K experts a head.
-
-
-class MeanGates:
-    """A routing hook that averages; whole sequences, where those are routed, count once each."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._num: dict[str, int] = {}
-
-    def __call__(self, layer: AdaptedLayer, decision: RoutingDecision) -> None:
-        """Add one layer's decisions in a pass."""
-        gate_HKT = decision.gate_HKT.float()
-        self._sums[layer.block] = self._sums.get(layer.block, 0.0) + gate_HKT.sum(-1)
-        self._num[layer.block] = self._num.get(layer.block, 0) + gate_HKT.shape[-1]
-
-    def of(self, block: str) -> Tensor | None:
-        """The mean (H, K) of what shares a router, see `AdaptedLayer.block`; None if nothing was routed there."""
-        return self._sums[block] / self._num[block] if self._num.get(block) else None
-
-
 def mean_gates(
     learner: Learner, adapter: str, slot: int, examples: Sequence[Example], *, pack_tokens: int
 ) -> Mapping[str, Tensor]:
     """Measure the mean gates (H, K) of an adapter's linears, by name, over the records of the regime in `slot`.
 
-    In a vision tower nothing is routed if no record has an image. Experts there get equal gates: the mean of a router
-    that prefers none. An expert that was never trained adds nothing, whatever its gate.
+    Where sequences are routed, each counts once. In a vision tower nothing is routed if no record has an image: experts
+    there get equal gates, the mean of a router that prefers none. An expert that was never trained adds nothing,
+    whatever its gate.
     """
-    means = MeanGates()
+    sums: dict[str, Tensor] = {}  # by what shares a router, see `AdaptedLayer.block`
+    num: Counter[str] = Counter()
+
+    def add(layer: AdaptedLayer, decision: RoutingDecision) -> None:
+        gate_HKT = decision.gate_HKT.float()
+        sums[layer.block] = sums.get(layer.block, 0.0) + gate_HKT.sum(-1)
+        num[layer.block] += gate_HKT.shape[-1]
+
     slots = [slot] * len(examples)
-    run_to_end(score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots, hooks=(means,)))
-    found = {bank.linear: (bank, means.of(bank.info.block)) for bank in banks(learner.model, adapter)}
-    return {linear: _equal(bank) if gate_HK is None else gate_HK for linear, (bank, gate_HK) in found.items()}
+    run_to_end(score(learner.model, examples, learner.device, pack_tokens=pack_tokens, slots=slots, hooks=(add,)))
 
+    def mean(bank: Bank) -> Tensor:
+        block = bank.info.block
+        return sums[block] / num[block] if num[block] else torch.full(bank.A.shape[:2], 1 / bank.A.shape[1])
 
-def _equal(bank: Bank) -> Tensor:
-    """Equal gates (H, K) of sum 1 in each head."""
-    heads, experts = bank.A.shape[:2]
-    return torch.full((heads, experts), 1 / experts)
+    return {bank.linear: mean(bank) for bank in banks(learner.model, adapter)}

@@ -21,8 +21,7 @@ from streamlearn.errors import PublicationError, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
-from streamlearn.publish import publication as routing_state
-from streamlearn.publish.publication import FILE, Publication, PublishedRegime, load_tokenizer
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime, load_tokenizer, read_routing
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
 from streamlearn.shift.monitor import MonitorState
@@ -184,7 +183,7 @@ class PublishedFolder:
             PublicationError: there is none, or a part of it is missing or damaged.
         """
         publication = Publication.read(self._folder)
-        state = routing_state.read(self._folder, publication)
+        state = read_routing(self._folder, publication)
         router = Router(publication, state, self._decoder_of(publication))
         return LoadedPublication(publication, ModelNames(publication), router)
 

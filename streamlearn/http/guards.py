@@ -61,7 +61,7 @@ def guards(
             token=token,
             needs_token=lambda request: always or (has_writes and not _is_query(request)),
             is_public=is_public,
-            hint=settings.token_hint,
+            hint=f"send 'Authorization: Bearer TOKEN' with the token in {settings.token_place}",
         ),
         Middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes),
     ]

@@ -46,7 +46,7 @@ class Listener:
 
     @classmethod
     def for_requests(cls, settings: ListenSettings) -> Self:
-        keys = settings.key("host"), settings.key("port")
+        keys = f"{settings.key_prefix}host", f"{settings.key_prefix}port"
         instead = "set serve.enabled: false" if isinstance(settings, ServeSettings) else "choose another port"
         return cls(settings.host, settings.port, keys, instead, settings.tls_certfile, settings.tls_keyfile)
 
@@ -99,7 +99,7 @@ class HttpServer:
         if self._thread is not None:
             return
         server = self._server = uvicorn.Server(self._config())
-        bound = _bind(self._listener)
+        bound = bind(self._listener)
         self._port = bound.getsockname()[1]
         name = "streamlearn-health" if self._listener.health else "streamlearn-http"
         self._thread = threading.Thread(target=_serve, args=(server, bound), name=name, daemon=True)
@@ -138,7 +138,7 @@ class HttpServer:
         logger = logging.getLogger("uvicorn.error")
         logger.addHandler(_forward)  # a second call has no effect
         logger.propagate = False
-        context = _tls_context(self._listener)
+        context = tls_context(self._listener)
         return uvicorn.Config(
             self._app,
             loop="asyncio",
@@ -167,7 +167,12 @@ class _ForwardToEvents(logging.Handler):
 _forward = _ForwardToEvents()
 
 
-def _tls_context(listener: Listener) -> ssl.SSLContext | None:
+def tls_context(listener: Listener) -> ssl.SSLContext | None:
+    """Load the certificate and its key; None if there is none.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
     if listener.tls_certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -190,7 +195,12 @@ def _serve(server: uvicorn.Server, bound: socket.socket) -> None:
         bound.close()
 
 
-def _bind(listener: Listener) -> socket.socket:
+def bind(listener: Listener) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
     address = listener.host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:

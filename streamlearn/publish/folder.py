@@ -5,8 +5,8 @@
     tokenizer-3f2a9c01/               the backbone's tokenizer, named by its content
     history.jsonl                     every version ever written, one per line: a name is never used again
 
-Each but the last appears complete, by one rename of what was fsynced before, and never changes. What no publication
-names any more is removed by `prune`.
+All but the last are fsynced, then appear by one rename, and never change. `prune` removes what no publication names any
+more.
 """
 
 import errno
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel, read_peft, write_peft
 from streamlearn.export.lora import PlainLora
-from streamlearn.publish.publication import VERSION_FILE, Version, to_bytes
+from streamlearn.publish.publication import VERSION_FILE, Version, routing_bytes
 from streamlearn.snapshot.files import Files, SharedFiles, list_tree
 
 ADAPTERS, ROUTING = "adapters", "routing"
@@ -34,7 +34,7 @@ TOKENIZER, _STAGING = "tokenizer-", ".staging-"
 
 
 class PublicationFiles:
-    """One folder, written by one daemon. Every method raises PublicationError when the disk is full or broken."""
+    """A published folder, written by one daemon. Its methods raise PublicationError when the disk is full or broken."""
 
     def __init__(self, folder: Path, base: BaseModel, files: Files | None = None) -> None:
         """Create what is missing, and remove what a killed process left incomplete.
@@ -60,9 +60,9 @@ class PublicationFiles:
     def versions(self) -> list[Version]:
         """Complete versions in the folder, oldest first."""
         with _translated(self.folder):
-            found = [path for path in self._version_folders() if (path / VERSION_FILE).is_file()]
-            found.sort(key=lambda path: self._used.get(path.name, -1))
-        return [Version.read(path) for path in found]
+            complete = [path for path in self._version_folders() if (path / VERSION_FILE).is_file()]
+            complete.sort(key=lambda path: self._used.get(path.name, -1))
+        return [Version.read(path) for path in complete]
 
     def unused_name(self, model: str, step: int) -> str:
         """`MODEL@STEP`, or the first of `MODEL@STEPr2`, ... that was never used: servers cache weights by name.
@@ -112,7 +112,7 @@ class PublicationFiles:
         staging = target.with_name(_STAGING + target.name)
         with _translated(target):
             staging.unlink(missing_ok=True)
-            self.files.write(staging, to_bytes(arrays))
+            self.files.write(staging, routing_bytes(arrays))
             self.files.sync(staging)
             self.files.rename(staging, target)
             self.files.sync(target.parent)
@@ -164,7 +164,7 @@ class PublicationFiles:
         self.files.sync(target.parent)
 
 
-def check(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Check that a daemon of this user could write to the folder, or create it. Changes nothing.
 
     Raises:
@@ -172,10 +172,10 @@ def check(folder: Path) -> None:
     """
     with _translated(folder):
         for path in (folder, folder / ADAPTERS, folder / ROUTING):
-            found = next(each for each in (path, *path.parents) if each.exists())
-            if not found.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(found))
-            _check_access(found, os.R_OK | os.W_OK | os.X_OK)
+            nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+            _check_access(nearest, os.R_OK | os.W_OK | os.X_OK)
         if (folder / HISTORY).exists():
             _check_access(folder / HISTORY, os.R_OK | os.W_OK)
 

@@ -11,10 +11,8 @@ A published folder holds
 Everything that a publication names is complete before the publication is written, and never changes.
 """
 
-import math
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, Self
@@ -87,18 +85,18 @@ class PublishedRegime(_Model):
 
 
 class Publication(_Model):
-    """What a fleet serves from one moment on. Immutable."""
+    """What a fleet serves, until the next publication. Immutable."""
 
     format: Literal[1] = FORMAT
     """Version of this format."""
     name: ModelName
     """Name of the model whose requests are routed; names of adapters begin with it."""
     sequence: NonNegativeInt
-    """Number of the publication, one more than that of the one before."""
+    """Sequence number, increasing by one."""
     written_at: Annotated[Time, Field(strict=False)]
     """When it was written, UTC."""
     snapshot: Named
-    """Name of the snapshot that the routing state is from."""
+    """Snapshot that the routing state is from."""
     backbone: Named
     """Name under which the model servers serve the untouched backbone."""
     seed: NonNegativeInt
@@ -115,12 +113,12 @@ class Publication(_Model):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for field in ("slot", "number"):
-            found = [getattr(each, field) for each in self.regimes]
-            if len(set(found)) < len(found):
-                raise ValueError(f"every regime must have a {field} of its own, found {sorted(found)}")
-        for each in self.regimes:
-            self._require_own_adapter(each)
-        names = {self.name, *(self.model_of(each) for each in self.regimes), *self.adapters}
+            values = [getattr(regime, field) for regime in self.regimes]
+            if len(set(values)) < len(values):
+                raise ValueError(f"every regime must have its own {field}, found {sorted(values)}")
+        for regime in self.regimes:
+            self._require_own_adapter(regime)
+        names = {self.name, *map(self.model_of, self.regimes), *self.adapters}
         if self.backbone in names:
             raise ValueError(f"backbone must differ from the names of the regimes' models, found {self.backbone!r}")
         return self
@@ -128,7 +126,7 @@ class Publication(_Model):
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the published adapter versions, in the order of the regimes."""
-        return tuple(each.adapter for each in self.regimes if each.adapter is not None)
+        return tuple(regime.adapter for regime in self.regimes if regime.adapter is not None)
 
     def model_of(self, regime: PublishedRegime) -> str:
         """Name of a regime's model, whichever version answers it."""
@@ -186,7 +184,7 @@ class Publication(_Model):
         3. fsync the folder.
 
         Raises:
-            PublicationError: the disk is full or broken; after step 2 this publication may be in use all the same.
+            PublicationError: the disk is full or broken; after step 2 this publication may still be in use.
         """
         files = files or SharedFiles()
         new = folder / f".{FILE}.{secrets.token_hex(8)}"
@@ -221,7 +219,7 @@ VERSION_FILE = "version.json"
 
 
 class Version(BaseModel):
-    """A version. Immutable; its name is never used again."""
+    """A version of one regime's adapter. Immutable; its name is never used again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -236,13 +234,13 @@ class Version(BaseModel):
     step: NonNegativeInt
     """Optimizer updates in its snapshot."""
     weights_sha256: str
-    """Of the snapshot's file that it was made from."""
+    """Hash of the snapshot's file that it was made from."""
     holdout: tuple[str, ...]
     """Digests of the hold-out records that it was tested on."""
     loss: float
-    """Mean over those records, nats per token."""
+    """Mean loss on those records, nats per token."""
     backbone_loss: float
-    """That of the untouched backbone."""
+    """Mean loss of the untouched backbone on them."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -262,60 +260,16 @@ class Version(BaseModel):
         return orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-# The step that the run went back to: a file of the state folder, there until no version of a later step is published.
-#
-# Without it a daemon that ends before it withdrew those versions would take them for its own, once it is past their
-# steps again.
-
-
-ROLLBACK_FILE_FILE = "publish.rolled_back_to"
-
-
-class RollbackFile:
-    """The file. Every method raises PublicationError where the disk is full or broken."""
-
-    def __init__(self, state: Path) -> None:
-        self._path = state / ROLLBACK_FILE_FILE
-        self._files = Files()
-
-    def read(self) -> float:
-        """The step; infinity if nothing is to be withdrawn."""
-        with _translated(self._path):
-            return int(self._path.read_bytes()) if self._path.exists() else math.inf
-
-    def write(self, step: int) -> None:
-        """Note a step, durably."""
-        with _translated(self._path):
-            self._files.replace(self._path, b"%d\n" % step)
-
-    def remove(self) -> None:
-        """Forget the step, if there is one."""
-        with _translated(self._path):
-            self._path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Translate errors of the disk, and of a file that holds no number."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise PublicationError(
-            f"{path}: expected a writable file with the step that the run went back to, found: {error}; check the disk "
-            "and the permissions of the state folder"
-        ) from error
-
-
-def to_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """The content of the file, from `codec.to_arrays`."""
+def routing_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """The content of a routing state's file, from `codec.to_arrays`."""
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
-def read(folder: Path, publication: Publication) -> MonitorState:
-    """Read the state that a publication names, and check that both speak of the same regimes.
+def read_routing(folder: Path, publication: Publication) -> MonitorState:
+    """Read the routing state that a publication names, and check that it has the publication's regimes.
 
     Raises:
-        PublicationError: the file is missing, damaged or of other regimes.
+        PublicationError: the file is missing, damaged or has other regimes.
     """
     path = folder / publication.routing
     try:
@@ -329,7 +283,7 @@ def read(folder: Path, publication: Publication) -> MonitorState:
         ) from error
     profiles = enumerate(state.detector.regimes)
     found = {slot: profile.number for slot, profile in profiles if profile is not None}
-    expected = {each.slot: each.number for each in publication.regimes}
+    expected = {regime.slot: regime.number for regime in publication.regimes}
     if found != expected:
         raise PublicationError(
             f"{path}: expected the regimes of the publication, by slot {expected}, found {found}; publish again"
@@ -340,8 +294,7 @@ def read(folder: Path, publication: Publication) -> MonitorState:
 def load_tokenizer(folder: Path) -> Any:
     """Load what `save_pretrained` of a fast tokenizer wrote.
 
-    It is not looked up by the model's type, as AutoTokenizer does, which imports torch: `tokenizer.json` holds the
-    whole tokenizer.
+    AutoTokenizer would look it up by the model's type and import torch; `tokenizer.json` holds the whole tokenizer.
 
     Raises:
         OSError or ValueError: its files are missing or damaged.

@@ -1,4 +1,8 @@
-"""One vLLM server: which adapters it has loaded, and loading and unloading them while it runs."""
+"""vLLM servers that load and unload adapters while they run.
+
+All are asked concurrently, so that one that hangs delays no other. The threads are daemons: they never keep the
+process from ending.
+"""
 
 import re
 import threading
@@ -13,15 +17,19 @@ from streamlearn.events import Event, get_logger
 from streamlearn.status import ReplicaStatus
 
 ASK_S = 5.0
-"""Time for a question that needs no weights."""
+"""Maximum time for a request that needs no weights."""
+
+_log = get_logger("publish")
+
+Answer = TypeVar("Answer")
 
 
-class ReplicaAwayError(StreamlearnError):
-    """The server does not answer; it is asked again later."""
+class ReplicaUnreachableError(StreamlearnError):
+    """The server does not answer; the publisher retries."""
 
 
 class ReplicaRefusedError(StreamlearnError):
-    """The server answers, and refuses; the message is its own."""
+    """The server refuses; the message is its own."""
 
 
 class Replica:
@@ -35,11 +43,11 @@ class Replica:
         self._client = httpx2.Client(base_url=url, headers=headers, trust_env=False)
 
     def loaded(self) -> frozenset[str]:
-        """Ask for the names of all models: the backbone's, and those of the loaded adapters.
+        """Names of all models: the backbone and the loaded adapters.
 
         Raises:
-            ReplicaAwayError: it does not answer.
-            ReplicaRefusedError: its answer is not that of an OpenAI-compatible server.
+            ReplicaUnreachableError: it does not answer.
+            ReplicaRefusedError: its answer is not in the form of OpenAI's API.
         """
         answer = self._request("GET", "/v1/models", timeout_s=ASK_S)
         try:
@@ -48,10 +56,10 @@ class Replica:
             raise ReplicaRefusedError(f"{self.url}/v1/models: expected a list of models, found {error!r}") from error
 
     def load(self, name: str, folder: str) -> None:
-        """Load an adapter from a folder that the server sees; it is complete when this returns.
+        """Load an adapter from a folder that the server sees; returns once it is loaded.
 
         Raises:
-            ReplicaAwayError: it does not answer.
+            ReplicaUnreachableError: it does not answer.
             ReplicaRefusedError: it cannot load the adapter.
         """
         self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
@@ -68,16 +76,16 @@ class Replica:
         try:
             answer = self._client.request(method, path, json=body, timeout=timeout_s or self._timeout_s)
         except httpx2.HTTPError as error:
-            raise ReplicaAwayError(f"{self.url}: no answer ({type(error).__name__}: {error})") from error
+            raise ReplicaUnreachableError(f"{self.url}: no answer ({type(error).__name__}: {error})") from error
         if answer.status_code >= 500:
-            raise ReplicaAwayError(f"{self.url}{path}: {answer.status_code} {answer.text[:200]}")
+            raise ReplicaUnreachableError(f"{self.url}{path}: {answer.status_code} {answer.text[:200]}")
         if answer.is_error:
             raise ReplicaRefusedError(f"{self.url}{path}: {answer.status_code} {_message(answer)}")
         return answer
 
 
 def _message(answer: httpx2.Response) -> str:
-    """The server's own words, and what to do about those that every new user meets."""
+    """The server's own words, with advice on the most frequent ones."""
     text = answer.text[:500]
     if "No adapter found" in text:
         return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
@@ -88,16 +96,6 @@ def _message(answer: httpx2.Response) -> str:
     return text
 
 
-# All replicas: each is asked on its own, side by side, so that one that hangs delays no other.
-#
-# The threads are daemons: one that waits for a replica does not keep the process from ending.
-
-
-_log = get_logger("publish")
-
-Answer = TypeVar("Answer")
-
-
 class ReplicaSet:
     """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
 
@@ -106,33 +104,32 @@ class ReplicaSet:
 
         Args:
             replicas: The servers.
-            folder_of: Where they find the folder of a version.
-            name: First part of the names of our versions, NAME-regime-NUMBER@STEP; other adapters on a server are left
-                alone.
+            folder_of: Path of a version's folder as the servers see it.
+            name: First part of the names of our versions, NAME-regime-NUMBER@STEP; other adapters are left alone.
         """
         self._replicas = replicas
         self._folder_of = folder_of
         self._our_name = re.compile(rf"{re.escape(name)}-regime-[1-9][0-9]*@[0-9A-Za-z]+")
-        self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(each.url, False, 0, 0) for each in replicas)
+        self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(replica.url, False, 0, 0) for replica in replicas)
 
     def fault_of_loading(self, names: Collection[str]) -> str | None:
-        """Load versions on every replica that answers, in addition to what it has.
+        """Load versions on every replica that answers.
 
-        Returns why requests cannot be sent to them: no replica answers, or one refuses. None if they can, or if there
-        is no replica to load them.
+        Returns why requests cannot be sent to them: no replica answers, or one refuses. None if they can, or without
+        replicas.
         """
         if not (names and self._replicas):
             return None
-        faults = _side_by_side(lambda replica: self._load(replica, names), self._replicas)
+        faults = _concurrently(lambda replica: self._load(replica, names), self._replicas)
         refused = [str(fault) for fault in faults if isinstance(fault, ReplicaRefusedError)]
         if refused:
             return refused[0]
         return None if None in faults else f"no replica answers; {faults[0]}"
 
     def reconcile(self, wanted: Collection[str], draining: Collection[str] = ()) -> None:
-        """Give each replica what it lacks of `wanted`, and unload what is ours and neither wanted nor draining."""
+        """Have each replica load the wanted versions, and unload others of ours unless they are draining."""
         before = self.status
-        self.status = tuple(_side_by_side(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
+        self.status = tuple(_concurrently(lambda replica: self._reconcile(replica, wanted, draining), self._replicas))
         for old, new in zip(before, self.status, strict=True):
             if new.is_up and not old.is_up:
                 _log.info(Event.REPLICA_REACHED, url=new.url, loaded=new.loaded, wanted=new.wanted)
@@ -142,7 +139,7 @@ class ReplicaSet:
                 _log.warning(Event.REPLICA_REFUSED, url=new.url, fault=new.fault)
 
     def close(self) -> None:
-        """Close all connections. A replica that is being asked is not waited for."""
+        """Close all connections, without waiting for answers."""
         for replica in self._replicas:
             replica.close()
 
@@ -152,7 +149,7 @@ class ReplicaSet:
             for name in names:
                 if name not in loaded:
                     replica.load(name, self._folder_of(name))
-        except (ReplicaAwayError, ReplicaRefusedError) as error:
+        except (ReplicaUnreachableError, ReplicaRefusedError) as error:
             return error
         return None
 
@@ -165,15 +162,15 @@ class ReplicaSet:
                 loaded |= {name}
             for name in sorted(filter(self._our_name.fullmatch, loaded - {*wanted, *draining})):
                 replica.unload(name)
-        except ReplicaAwayError as error:
+        except ReplicaUnreachableError as error:
             return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))
         except ReplicaRefusedError as error:
             return ReplicaStatus(replica.url, True, len(loaded & set(wanted)), len(wanted), str(error))
         return ReplicaStatus(replica.url, True, len(wanted), len(wanted))
 
 
-def _side_by_side(ask: Callable[[Replica], Answer], replicas: Sequence[Replica]) -> list[Answer]:
-    """Ask each replica in a thread of its own, and wait for all answers."""
+def _concurrently(ask: Callable[[Replica], Answer], replicas: Sequence[Replica]) -> list[Answer]:
+    """Ask each replica in its own thread, and wait for all answers."""
     answers: list[Future[Answer]] = [Future() for _ in replicas]
     for replica, answer in zip(replicas, answers, strict=True):
         threading.Thread(target=_answer, args=(ask, replica, answer), name="publish-replica", daemon=True).start()
@@ -183,5 +180,5 @@ def _side_by_side(ask: Callable[[Replica], Answer], replicas: Sequence[Replica])
 def _answer(ask: Callable[[Replica], Answer], replica: Replica, answer: Future[Answer]) -> None:
     try:
         answer.set_result(ask(replica))
-    except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
+    except Exception as error:  # noqa: BLE001 - raised by the thread that waits
         answer.set_exception(error)

@@ -117,9 +117,8 @@ def request_metrics(status: Status) -> Iterator[Metric]:
         "Prompts and examples of finished evaluations and generations of this process, by whether a regime explained "
         "them and by what answered."
     )
-    numbers = {(count.known, count.answered_by): count.number for count in status.requests}
     combinations = [
-        ([str(known).lower(), answered_by], numbers.get((known, answered_by), 0))
+        ([str(known).lower(), answered_by], status.requests.get((known, answered_by), 0))
         for known, answered_by in product((True, False), ANSWERED_BY)
     ]
     yield counters("requests", answered, ["known", "answered_by"], combinations)
@@ -236,7 +235,7 @@ def exposition(collectors: CollectorRegistry) -> bytes:
 
 
 def _stream(status: Status) -> Iterator[Metric]:
-    rows = [((row.origin.topic, str(row.origin.partition)), row) for row in status.partitions]
+    rows = [((row.topic, str(row.partition)), row) for row in status.partitions]
     up = None if not rows else all(row.lag is not None for _, row in rows)
     yield gauge("source_up", "1 while the source answers; 0 while the lag of a partition is unknown.", up)
     labels = ["topic", "partition"]

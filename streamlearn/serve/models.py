@@ -1,7 +1,5 @@
 """Request bodies, snapshot listings and errors, as the OpenAPI document describes them."""
 
-from collections import Counter
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self, TypeVar
 
@@ -19,13 +17,13 @@ from streamlearn.status import (
     DeadLetterRow,
     FallbackStatus,
     HistoryStatus,
+    PartitionStatus,
     Phase,
     PublicationStatus,
     RegimePublication,
     RegimeSegment,
     RegimeStatus,
     ReplicaStatus,
-    RequestCount,
     ShiftStatus,
     SnapshotMark,
     Status,
@@ -265,19 +263,6 @@ class LossView(ApiModel):
     """Smoothed over recent batches."""
 
 
-class PartitionView(ApiModel):
-    """Training progress of one partition."""
-
-    topic: str
-    """Topic, or the file of a JSONL source."""
-    partition: int
-    """Number of the partition."""
-    position: int
-    """Offset of the next record to train on."""
-    lag: int | None
-    """Records between the position and the end of the log; null when unknown."""
-
-
 class SnapshotView(ApiModel):
     """The newest durable snapshot."""
 
@@ -300,13 +285,18 @@ class JobsView(ApiModel):
     """Maximum number of queued jobs."""
 
 
-class ForgettingView(ApiModel):
-    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
+class ForgettingMeans(ApiModel):
+    """Each regime's accuracy on its hold-out records now, compared with earlier."""
 
     average_forgetting: float | None
     """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
     backward_transfer: float | None
     """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
+
+
+class ForgettingView(ForgettingMeans):
+    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
+
     loss_by_regime: dict[str, float]
     """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
 
@@ -325,15 +315,11 @@ class RequestsView(ApiModel):
     """The part of them that no regime explained; regime is then the nearest, or the one that the request named."""
 
 
-class RegimesView(ApiModel):
+class RegimesView(ForgettingMeans):
     """Remembered regimes by number, and forgetting."""
 
     current: int | None
     """Number of the regime that the stream is in."""
-    average_forgetting: float | None
-    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
-    backward_transfer: float | None
-    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
     regimes: tuple[RegimeStatus, ...]
     """Remembered regimes."""
 
@@ -415,7 +401,7 @@ class StatusView(ApiModel):
     """Time spent on probes by this process."""
     holdout_seconds: float
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
-    partitions: tuple[PartitionView, ...]
+    partitions: tuple[PartitionStatus, ...]
     """Training progress per partition."""
     last_snapshot: SnapshotView | None
     """The newest durable snapshot; null before the first."""
@@ -455,7 +441,8 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
     """Body of /v1/status, with ages as of now."""
     status, reason = board.read(), board.why_not_ready()
     snapshot, adaptation = status.snapshot, status.adaptation
-    unknown = [count for count in status.requests if not count.known]
+    known = {how: number for (is_known, how), number in status.requests.items() if is_known}
+    unknown = {how: number for (is_known, how), number in status.requests.items() if not is_known}
     return _project(
         StatusView,
         status,
@@ -471,14 +458,13 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         current_regime=adaptation.current and adaptation.current.number,
         num_regimes=len(adaptation.regimes),
         num_shifts=_totals(adaptation),
-        forgetting=ForgettingView(
-            average_forgetting=adaptation.average_forgetting,
-            backward_transfer=adaptation.backward_transfer,
+        forgetting=_project(
+            ForgettingView,
+            adaptation,
             loss_by_regime={str(row.number): row.now.loss for row in adaptation.regimes if row.now is not None},
         ),
         probe_seconds=round(adaptation.probe_seconds, 3),
         holdout_seconds=round(adaptation.holdout_seconds, 3),
-        partitions=tuple(_project(PartitionView, row.origin, row) for row in status.partitions),
         last_snapshot=snapshot
         and _project(
             SnapshotView,
@@ -489,10 +475,10 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         snapshot_write_seconds=snapshot and snapshot.write_seconds,
         jobs=jobs,
         requests=RequestsView(
-            known=sum(count.number for count in status.requests if count.known),
-            unknown=sum(count.number for count in unknown),
-            answered_by=_by_answer(status.requests),
-            unknown_answered_by=_by_answer(unknown),
+            known=sum(known.values()),
+            unknown=sum(unknown.values()),
+            answered_by={how: known.get(how, 0) + unknown.get(how, 0) for how in ANSWERED_BY},
+            unknown_answered_by={how: unknown.get(how, 0) for how in ANSWERED_BY},
         ),
         unknown_requests=adaptation.fallback,
         adapter_preset=status.preset,
@@ -519,13 +505,6 @@ def publication_view(status: Status) -> PublicationView:
         published=publication.num_published,
         held_back=dict(publication.num_held_back),
     )
-
-
-def _by_answer(requests: Iterable[RequestCount]) -> dict[str, int]:
-    counts = Counter(dict.fromkeys(ANSWERED_BY, 0))
-    for count in requests:
-        counts[count.answered_by] += count.number
-    return dict(counts)
 
 
 def _totals(adaptation: AdaptationStatus) -> dict[str, int]:

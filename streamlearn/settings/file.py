@@ -1,19 +1,25 @@
-"""Loading: a YAML file and environment variables become checked settings, or an error that names every wrong key."""
+"""Loading: a YAML file and environment variables become checked settings, or an error that names every wrong key.
+
+Some configurations and the systemd files ship with the package: `streamlearn run --config packaged:quickstart`. A wheel
+holds them under `streamlearn/_data`; a source checkout has them in `configs/` and `systemd/` at its root.
+"""
 
 import difflib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
 from streamlearn.errors import ConfigError
-from streamlearn.settings.packaged import packaged_config, packaged_name, with_absolute_paths
 from streamlearn.settings.section import Section, section_type
 from streamlearn.settings.settings import ENV_PREFIX, Settings
+
+PREFIX = "packaged:"
+_PACKAGE = Path(__file__).parents[1]
 
 
 def load(path: Path) -> Settings:
@@ -71,15 +77,15 @@ def explain(error: ValidationError) -> list[str]:
         elif fault["type"] == "missing":
             lines.append(f"{key}: required, but missing")
         else:
-            found = fault["input"]
-            scalar = isinstance(found, str | int | float | bool) and _may_be_shown(location)
+            value = fault["input"]
+            scalar = isinstance(value, str | int | float | bool) and _may_be_shown(location)
             message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{key or 'configuration'}: {message}" + (f", found {found!r}" if scalar else ""))
+            lines.append(f"{key or 'configuration'}: {message}" + (f", found {value!r}" if scalar else ""))
     return lines
 
 
 def _may_be_shown(location: list[str]) -> bool:
-    """Whether a message may quote a wrong value: only that of a plain setting that is no secret."""
+    """Whether a message may quote a wrong value: only one of a plain setting that is no secret."""
     *parents, name = location or [""]
     section = _section_model(parents)
     field = section.model_fields.get(name) if section else None
@@ -87,7 +93,7 @@ def _may_be_shown(location: list[str]) -> bool:
 
 
 def _fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """What is wrong and where, without quoting the file: the text may be a secret."""
+    """The fault and its place, without quoting the file: the text may be a secret."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(error)
     steps = ((error.context, error.context_mark), (error.problem, error.problem_mark))
@@ -169,3 +175,42 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
             update={"model": str((folder / Path(model).expanduser()).resolve())}
         )
     return settings.model_copy(update=changed)
+
+
+def packaged_folder(name: Literal["configs", "systemd"]) -> Path:
+    """Return the folder of packaged files, in a wheel or in a checkout."""
+    in_wheel = _PACKAGE / "_data" / name
+    return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / name
+
+
+def packaged_config(name: str) -> Path:
+    """Return the path of a packaged configuration, for example `quickstart`.
+
+    Raises:
+        ConfigError: no packaged configuration has this name; the message lists those that exist.
+    """
+    folder = packaged_folder("configs")
+    known = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    if name not in known:
+        names = ", ".join(known) or f"none in {folder}"
+        raise ConfigError(f"{PREFIX}{name}: expected the name of a packaged configuration ({names}), found {name!r}")
+    return known[name]
+
+
+def packaged_name(path: Path) -> str | None:
+    """Return NAME of a path spelled `packaged:NAME`, or None for an ordinary path."""
+    text = str(path)
+    return text.removeprefix(PREFIX) if text.startswith(PREFIX) else None
+
+
+def with_absolute_paths(value: Any, folder: Path) -> Any:
+    """Resolve the relative paths of a packaged configuration, which may lie in a folder that must not be written to.
+
+    Files that ship in `folder` are read from there. A path that starts with `../` becomes what it would be if the
+    configuration were `./configs/NAME.yaml`: `../build/quickstart` is `./build/quickstart` in the current directory.
+    """
+    if isinstance(value, dict):
+        return {key: with_absolute_paths(inner, folder) for key, inner in value.items()}
+    if isinstance(value, str) and value.startswith("../"):
+        return os.path.normpath(Path.cwd() / "configs" / value)
+    return str(folder / value) if isinstance(value, str) and (folder / value).is_file() else value

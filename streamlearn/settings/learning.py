@@ -51,7 +51,7 @@ class AdapterSettings(Section):
     top_k: PositiveInt | None = None
     """Experts selected per head and token."""
     router_gradient: Literal["straight_through", "native", "selected", "none"] | None = None
-    """How the router gets a gradient from the task loss; none leaves it as initialised."""
+    """How the router gets a gradient from the task loss; none leaves it as initialized."""
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter, for example gate_proj, up_proj, down_proj."""
     vision_modules: tuple[str, ...] | None = None
@@ -66,19 +66,19 @@ class AdapterSettings(Section):
     per_regime: bool | None = None
     """Whether each regime gets an adapter of its own; if not, all share one. By default the preset's."""
     max_in_memory: PositiveInt = 32
-    """Maximum adapters of regimes in memory, with the optimizer's moments. The least recently used rest in files in the
-    folder state and are read back when they are needed. It does not change what is learned."""
+    """Maximum adapters of regimes in memory, with the optimizer's moments. The least recently used are offloaded to
+    files in the state folder, and read back when they are needed. It does not change what is learned."""
 
 
 class LearnerSettings(Section):
     """The optimizer, its objective and its safeguards."""
 
     lr: PositiveFloat | None = None
-    """Learning rate. By default 0.003 where each regime has an adapter of its own, which begins untrained and sees each
-    record once, and 0.0001 for an adapter that all regimes share, which forgets more the higher the rate."""
+    """Learning rate. By default 0.003 where each regime has its own adapter, which starts untrained and sees each
+    record once; 0.0001 for an adapter that all regimes share, which forgets more at higher rates."""
     lr_decay_updates: NonNegativeInt | None = None
     """Updates of an adapter after which its rate falls with the square root of their number, to a tenth at the lowest;
-    0: never. By default 20 where each regime has an adapter of its own, and 0 for an adapter that all regimes share."""
+    0: never. By default 20 where each regime has its own adapter, and 0 for an adapter that all regimes share."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6
@@ -97,7 +97,7 @@ class LearnerSettings(Section):
     """Values of the record field sample_type: the first half of a head's experts is for the first, the other half for
     the second (LoRAMoE)."""
     ffn_steps: PositiveInt = 50
-    """Steps of MoT's stage I, which trains only the MLP experts, with normalised gradients."""
+    """Steps of MoT's stage I, which trains only the MLP experts, with normalized gradients."""
     attention_steps: PositiveInt = 50
     """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
     end."""
@@ -112,10 +112,10 @@ class LearnerSettings(Section):
 
 
 class ProbeSettings(Section):
-    """The probe of a new regime before it is trained on."""
+    """Probe of a new regime before training on it."""
 
     enabled: bool = True
-    """Whether new regimes are compared with what is known: for an adapter to start from, or for a CP bias."""
+    """Whether new regimes are compared with known ones: to choose the adapter to start from, or for a CP bias."""
     warmup_tokens: PositiveInt | None = None
     """Tokens of the new regime that the transient expert is trained on, where regimes share experts; by default 10,000
     for text and 100,000 for image-text (CP-MoE)."""
@@ -125,13 +125,13 @@ class ProbeSettings(Section):
     """Tokens of a new regime on which it is compared with what is known, and of a returning one on which its return is
     checked."""
     max_returns_refused: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Share of true returns that may be refused. Records whose inputs look like a known regime's, but which cost more
-    under its adapter than its own did (at this level), begin a new regime. 0: the inputs decide. Only where each regime
-    has an adapter of its own."""
+    """Share of true returns that may be refused. Records whose inputs match a known regime, but whose losses under its
+    adapter are higher than the regime's own (at this level), begin a new regime. 0: the inputs decide. Only where each
+    regime has its own adapter."""
 
 
 class ConsolidateSettings(Section):
-    """Protection of what earlier regimes taught."""
+    """Protection of what was learned from earlier regimes."""
 
     anchor_strength: NonNegativeFloat | None = None
     """Weight of the penalty that holds important weights at their anchors; 0 for none; lambda in CP-MoE eq. 15. By
@@ -162,10 +162,10 @@ class ShiftSettings(Section):
     """Records buffered before training, so that a shift is detected before its first record is trained on."""
     min_dwell_records: PositiveInt = 64
     """Minimum records in a new regime before the tests of changes may find that the stream left it. Two regimes as
-    unlike as tasks with different instructions are told apart before."""
+    unlike as tasks with different instructions are separated earlier."""
     max_regimes: int = Field(default=256, ge=2, le=4096)
     """Maximum regimes remembered; may grow between runs. Each takes about 60 kB of memory and of a snapshot, more where
-    records are long. An adapter of its own takes three times its size on disk, and in memory if it is one of
+    records are long. A regime's own adapter takes three times its size on disk, and in memory if it is one of
     adapter.max_in_memory."""
 
 

@@ -1,7 +1,7 @@
-"""Snapshots, HTTP and logging."""
+"""Settings of snapshots, HTTP, publication, trackers and logging."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -11,6 +11,11 @@ from streamlearn.settings.section import Section, first_exposed, host_name, is_l
 
 class ListenSettings(Section):
     """An HTTP endpoint."""
+
+    key_prefix: ClassVar[str]
+    """What the operator writes before `host` and `port`, for messages."""
+    token_place: ClassVar[str]
+    """Where the token is, for messages."""
 
     host: str = "127.0.0.1"
     """Address to bind; any other than loopback requires token_file, tls_certfile and tls_keyfile."""
@@ -32,7 +37,7 @@ class ListenSettings(Section):
     @field_validator("names")
     @classmethod
     def _comparable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(host_name(each) for each in names)
+        return tuple(map(host_name, names))
 
     @model_validator(mode="after")
     def _protected_from_other_machines(self) -> Self:
@@ -49,15 +54,6 @@ class ListenSettings(Section):
     def open_to_others(self) -> bool:
         """Whether other machines can connect."""
         return not is_loopback(self.host)
-
-    def key(self, field: str) -> str:
-        """How the operator sets a field, for messages."""
-        return f"serve.{field}"
-
-    @property
-    def token_hint(self) -> str:
-        """Where the token is found."""
-        return f"send 'Authorization: Bearer TOKEN' with the token in {self.key('token_file')}"
 
 
 Unknown = Literal["auto", "mean", "nearest", "backbone"]
@@ -84,6 +80,9 @@ class SnapshotSettings(Section):
 class ServeSettings(ListenSettings):
     """The HTTP endpoint."""
 
+    key_prefix = "serve."
+    token_place = "serve.token_file (default STATE/http.token)"  # noqa: S105 - a path
+
     enabled: bool = True
     """Whether the endpoint is served."""
     port: int = Field(default=8083, ge=0, le=65535)
@@ -108,22 +107,17 @@ class ServeSettings(ListenSettings):
     max_new_tokens: PositiveInt = 256
     """Maximum number of tokens per generation."""
     max_known_rejected: float = Field(default=0.01, gt=0.0, lt=1.0)
-    """Share of requests of a known regime that may be taken for unknown; calibrated on the regimes' own records."""
+    """Share of a known regime's requests that may be treated as unknown; calibrated on the regimes' own records."""
     unknown: Unknown = "auto"
-    """What answers requests that no regime explains: the mean of the regimes' adapters, the nearest regime, or the
-    untouched backbone; auto compares their losses on the first records of new regimes, before anything is learned from
-    them."""
+    """How requests that match no regime are answered: with the average of all regime adapters (mean), by the nearest
+    regime, or by the untouched backbone. auto compares their losses on the first records of new regimes, before they
+    are learned."""
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:
         if self.enabled and self.health_port == self.port != 0:
             raise ValueError(f"health_port and port must differ, found {self.port} for both: set another health_port")
         return self
-
-    @property
-    def token_hint(self) -> str:
-        """Where the token is found."""
-        return f"{super().token_hint} (default STATE/http.token)"
 
 
 class DistributedSettings(Section):
@@ -150,6 +144,9 @@ class LogSettings(Section):
 
 class GatewaySettings(ListenSettings):
     """A gateway in front of model servers."""
+
+    key_prefix = "--"
+    token_place = "--token-file"  # noqa: S105 - an option
 
     published: Path
     """The published folder."""
@@ -183,11 +180,6 @@ class GatewaySettings(ListenSettings):
             )
         return self
 
-    def key(self, field: str) -> str:
-        """The command's option."""
-        option = {"names": "name", "upstreams": "upstream"}.get(field, field)
-        return "--" + option.replace("_", "-")
-
 
 class VllmSettings(Section):
     """vLLM servers that load and unload adapters while they run (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)."""
@@ -195,15 +187,15 @@ class VllmSettings(Section):
     replicas: tuple[str, ...] = Field(min_length=1)
     """Their URLs, such as http://10.0.0.5:8000."""
     folder: str | None = None
-    """Where the replicas find publish.folder, if its path is another one there."""
+    """Path of publish.folder as the replicas see it, if it differs."""
     token_file: Path | None = None
-    """File with the key that the replicas expect (vllm serve --api-key)."""
+    """File with the API key of the replicas (vllm serve --api-key)."""
     allow_plaintext: bool = False
     """Whether the key may be sent over plain HTTP to other machines."""
     timeout_s: PositiveFloat = 60.0
     """Maximum time for a replica to load an adapter, seconds."""
     interval_s: PositiveFloat = 5.0
-    """Interval at which replicas are asked what they have loaded, seconds; one that was away gets what it lacks."""
+    """Interval at which replicas are asked what they have loaded, seconds; each then gets what it lacks."""
     drain_s: PositiveFloat = 30.0
     """Time after which a version that was replaced is unloaded, seconds: requests that began before may still use
     it."""
@@ -246,11 +238,11 @@ class PublishSettings(Section):
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """First part of every version's name: NAME-regime-3@184 is regime 3 after 184 updates."""
     base_model: str | None = None
-    """Name under which the replicas serve the untouched backbone, another one than name; by default its hub id or
+    """Name under which the replicas serve the untouched backbone, different from name; by default its hub id or
     folder."""
     level: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Level of the paired test on the hold-out records: probability at which a version that is no worse is held back.
-    The higher, the smaller the damage that is noticed."""
+    """Level of the paired test on the hold-out records: the probability that a version that is no worse is held back. A
+    higher level detects smaller damage."""
     min_holdout_records: PositiveInt = 5
     """Hold-out records that a regime must have before its first version is published."""
     time_share: float = Field(default=0.05, gt=0.0, le=0.5)

@@ -1,6 +1,5 @@
-"""`streamlearn doctor`: every fault that a start would fail on is found and named, and nothing is changed."""
+"""`doctor` and `check-config` name every fault that a start would fail on, and change nothing."""
 
-import io
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,13 +8,15 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from rich.console import Console
+from typer.testing import CliRunner
 
 from connectors.jsonl import JsonlSource
 from streamlearn.cli import doctor
-from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, cgroup_limits, finding_row
+from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, cgroup_limits, check_backbone
+from streamlearn.cli.main import app
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
+from streamlearn.errors import ConfigError
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.settings import Settings
 from streamlearn.snapshot.lock import StateLock
@@ -236,22 +237,6 @@ def test_damage_and_change_are_told_apart(make: Make) -> None:
     assert "damaged-0000000" in found.text
 
 
-def test_a_finding_is_one_row_of_plain_text() -> None:
-    """Brackets are text, not markup."""
-    assert finding_row(Finding("source", Level.FAILED, "topics [a], [/b]")).row_count == 1
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_findings_wrap_within_their_column(width: int) -> None:
-    """Nothing is truncated, and names and levels stay readable."""
-    console = Console(file=io.StringIO(), width=width)
-    text = "expected a regular file, found a folder; " * 5
-    console.print(finding_row(Finding("dead letters", Level.SKIPPED, text)))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert printed.split() == ["dead", "letters", "skipped", *text.split()]
-    assert max(map(len, printed.splitlines())) <= width
-
-
 def test_a_hub_model_that_would_be_fetched_is_a_warning(make: Make) -> None:
     """No model is fetched, and what needs it is skipped."""
     found = examined(make(backbone={"model": "owner/name", "revision": "0" * 40, "dtype": "float32"}))
@@ -274,7 +259,7 @@ def test_a_state_file_that_cannot_be_written_is_found(make: Make, name: str) -> 
     (settings.state / name).mkdir(parents=True)
     found = examined(settings)["state folder"]
     assert (found.level, found.exit_code) == (Level.FAILED, 74)
-    assert f"{settings.state / name}: expected a file that this user may read and write, found: Is a dir" in found.text
+    assert f"{settings.state / name}: must be readable and writable, found: Is a dir" in found.text
 
 
 def test_state_files_are_those_that_a_start_writes(make: Make) -> None:
@@ -302,7 +287,7 @@ def test_a_certificate_that_tls_cannot_use_is_found(make: Make, tmp_path: Path) 
     tls = {"tls_certfile": tmp_path / "cert.pem", "tls_keyfile": tmp_path / "key.pem"}
     found = examined(make(serve={"port": 0, **tls}))["http"]
     assert (found.level, found.exit_code) == (Level.FAILED, 78)
-    assert f"serve.tls_certfile {tmp_path / 'cert.pem'}" in found.text
+    assert f"tls_certfile {tmp_path / 'cert.pem'}" in found.text
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -371,3 +356,91 @@ def test_the_limits_of_all_cgroups_above_are_found(tmp_path: Path) -> None:
     (tmp_path / "fs/memory.max").write_text("1000\n")
     assert sorted(cgroup_limits(processes, tmp_path / "fs")) == [1000, 2000]
     assert list(cgroup_limits(tmp_path / "absent", tmp_path)) == []
+
+
+PINNED = "0123456789abcdef" * 2 + "01234567"
+
+
+def configured(**sections: Any) -> Settings:
+    return Settings.model_validate({"source": {"jsonl": {"path": "stream.jsonl"}}, **sections})
+
+
+def test_an_adapter_that_fits_is_described() -> None:
+    """With the parameters that a token activates."""
+    assert check_backbone(configured()).startswith("valid; adapter streamlearn fits builtin:nano, ")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ({"model": "owner/name"}, r"backbone\.revision: .*40 hex digits.*None"),
+        ({"model": "owner/name", "revision": "main"}, r"backbone\.revision: .*40 hex digits.*main"),
+        ({"model": "/nowhere/model"}, r"backbone\.model /nowhere/model: no such folder"),
+        ({"model": "builtin:nono"}, r"backbone\.model builtin:nono: no such model; builtin models are builtin:nano"),
+        ({"device": "gpu"}, r"backbone\.device: expected auto, cpu, cuda or cuda:N, found 'gpu'"),
+    ],
+)
+def test_a_backbone_that_run_refuses_is_refused(backbone: dict[str, str], message: str) -> None:
+    """A hub id that is not pinned, a folder that is not there, a name that is unknown."""
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_backbone(configured(backbone=backbone))
+    assert refused.value.exit_code == 78
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"safetensors"):
+        check_backbone(configured(backbone={"model": str(tmp_path)}))
+
+
+def test_an_adapter_that_does_not_fit_a_local_folder_is_refused(tmp_path: Path) -> None:
+    folder = tiny_backbone(tmp_path)
+    with pytest.raises(ConfigError, match=r"adapter\.num_heads: must divide"):
+        check_backbone(configured(backbone={"model": str(folder)}, adapter={"num_heads": 3}))
+
+
+def test_a_pinned_hub_model_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays valid without network; the message says what was not checked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = configured(backbone={"model": "owner/name", "revision": PINNED, "device": "cuda"})
+    assert check_backbone(model) == ("valid; backbone owner/name would be fetched on first start, adapter not checked")
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("backbone", [{}, {"model": "owner/name", "revision": PINNED}])
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"holdout": {"every_records": 0}, "publish": {}}, r"found holdout\.every_records 0"),
+        ({"publish": {"min_holdout_records": 10}, "holdout": {"records_per_regime": 5}}, "min_holdout_records must be"),
+        ({"publish": {"vllm": {"replicas": ["http://[::1]:1"], "token_file": "/nowhere/key"}}}, "/nowhere/key: the"),
+        ({"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}}, r"track\.mlflow\.token_file"),
+    ],
+)
+def test_what_cannot_be_published_or_tracked_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backbone: dict[str, str],
+    sections: dict[str, dict[str, Any]],
+    message: str,
+) -> None:
+    """As a start does; also where the backbone is not on this machine."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    if "publish" in sections:
+        sections = {**sections, "publish": {"folder": tmp_path / "published", **sections["publish"]}}
+    with pytest.raises(ConfigError, match=message):
+        check_backbone(configured(backbone=backbone, **sections))
+
+
+def test_the_published_folder_is_for_doctor_to_check(tmp_path: Path) -> None:
+    """It need not be on the machine that checks a configuration, and is not created."""
+    assert check_backbone(configured(publish={"folder": tmp_path / "published"})).startswith("valid; ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_exits_78(tmp_path: Path) -> None:
+    """With what is wrong."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nholdout: {every_records: 0}\npublish: {folder: published}\n")
+    result = CliRunner().invoke(app, ["check-config", "--config", str(config)])
+    assert isinstance(result.exception, ConfigError)
+    assert "the gate needs hold-out records" in str(result.exception)

@@ -7,6 +7,7 @@ import pytest
 
 from streamlearn.cli.feed import Pacer, cluster_of
 from streamlearn.errors import UsageError
+from tests.connectors.kafka.doubles import SteppingClock
 
 
 def write(folder: Path, source: str) -> Path:
@@ -43,26 +44,13 @@ def test_exactly_one_cluster_is_required(tmp_path: Path) -> None:
         cluster_of(config, None)
 
 
-class Clock:
-    """Moves only by waiting."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def due_times(rate: float | None, number: int, pause_after: int = -1, pause_s: float = 0.0) -> list[float]:
-    clock = Clock()
-    pacer = Pacer(rate, threading.Event(), clock=clock, wait=clock.wait)
+    clock = SteppingClock()
+    pacer = Pacer(rate, threading.Event(), clock=clock, wait=clock.sleep)
     times = []
     for index in range(number):
         assert pacer.wait()
-        times.append(round(clock.now - 100.0, 6))
+        times.append(round(clock.now, 6))
         clock.now += pause_s if index == pause_after else 0.0
     return times
 

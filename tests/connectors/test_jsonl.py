@@ -2,7 +2,6 @@
 
 import gzip
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,7 @@ from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.settings import JsonlSettings
 from streamlearn.stream.position import Position, TopicPartition
 from streamlearn.stream.record import Record
-
-
-class SteppingClock:
-    """A clock that only `sleep` advances; it calls `on_sleep` each time."""
-
-    def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
-        self.now = 0.0
-        self._on_sleep = on_sleep
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self._on_sleep()
+from tests.connectors.kafka.doubles import SteppingClock
 
 
 def opened(path: Path, at: int = 0, *, follow: bool = False, max_line_bytes: int = 1 << 20) -> JsonlSource:

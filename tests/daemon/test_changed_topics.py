@@ -172,7 +172,7 @@ def test_a_topic_that_is_not_read_is_remembered_and_not_reported(learn: Learn, m
     trained = learn({"a": VALUES[8:16]})
     assert trained.status is not None
     assert trained.source is not None
-    assert [(row.origin, row.position, row.lag) for row in trained.status.partitions] == [(A, 8, 0)]
+    assert [(row.topic, row.position, row.lag) for row in trained.status.partitions] == [(A.topic, 8, 0)]
     assert trained.source.commits[-1][0] == Position({A: 8})
     assert newest(make([])).manifest.position == Position({A: 8, B: 4})
     again = learn({"a": VALUES[8:16], "b": VALUES[16:24]})

@@ -26,7 +26,6 @@ from streamlearn.daemon.process import (
 )
 from streamlearn.events import Event
 from streamlearn.status import PartitionStatus, Phase, SnapshotStatus, Status
-from streamlearn.stream.position import TopicPartition
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess
 from tests.variants import variants
@@ -293,7 +292,7 @@ def test_an_unreachable_manager_stops_nothing(tmp_path: Path) -> None:
 
 def test_the_status_line_sums_up_the_status() -> None:
     """Lag is the sum over all partitions, and unknown while one of them is."""
-    partitions = tuple(PartitionStatus(TopicPartition("t", i), 5, lag) for i, lag in enumerate((3, 4)))
+    partitions = tuple(PartitionStatus("t", i, 5, lag) for i, lag in enumerate((3, 4)))
     status = replace(
         RUNNING, partitions=partitions, snapshot=SnapshotStatus("00000002", 2, 0.0), dead_letters={"empty": 2}
     )

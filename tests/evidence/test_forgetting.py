@@ -1,8 +1,8 @@
 """Forgetting of the daemon on eight SuperNI tasks, read from Kafka and evaluated over HTTP after each segment.
 
-`make evidence` runs this test, which takes about half an hour on two cores and writes docs/forgetting_*.json; the
-default suite skips it. The comparison is the same daemon with one adapter for all regimes: it still detects the shifts
-but does not act on them.
+`make evidence` runs this test, which takes about half an hour on two cores and writes
+docs/evidence/measurements/forgetting_*.json; the default suite skips it. The comparison is the same daemon with one
+adapter for all regimes: it still detects the shifts but does not act on them.
 """
 
 import os
@@ -161,7 +161,7 @@ def test_it_forgets_less_than_without_its_mechanisms(
     broker: Broker, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Average forgetting over the seeds is lower, and final performance is not worse by more than 0.02."""
-    out = ROOT / f"docs/forgetting_{kind}.json"
+    out = ROOT / f"docs/evidence/measurements/forgetting_{kind}.json"
     out.parent.mkdir(exist_ok=True)
     runs: list[dict[str, Any]] = []
     for seed in SEEDS:

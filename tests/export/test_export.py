@@ -250,12 +250,6 @@ def test_a_folder_that_cannot_be_completed_does_not_appear(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_regime_that_is_named_twice_is_written_once(learned: Settings, tmp_path: Path) -> None:
-    """The others follow in the order in which they were named."""
-    exported = written(learned, tmp_path / "out", regimes=[2, 2, 1, 2])
-    assert [each.name for each in exported] == ["regime-2", "regime-1"]
-
-
 def test_an_unknown_regime_is_named_with_those_that_exist(learned: Settings, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"snapshot \d+ must have regime 9, found 1, 2, 3"):
         written(learned, tmp_path / "out", regimes=[9])

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import SAMPLE
 from streamlearn.codec import from_arrays, to_arrays
-from streamlearn.publish import publication as routing_state
-from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer
+from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer, routing_bytes
 from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.stream.decode import Decoder
@@ -94,7 +93,7 @@ def publish_sample(
     }
     publication = Publication.model_validate(values | changes)
     (folder / publication.routing).parent.mkdir(parents=True, exist_ok=True)
-    (folder / publication.routing).write_bytes(routing_state.to_bytes(arrays))
+    (folder / publication.routing).write_bytes(routing_bytes(arrays))
     if not (folder / publication.tokenizer / "tokenizer.json").exists():
         nano_tokenizer().save_pretrained(folder / publication.tokenizer)
     publication.write(folder)

@@ -30,16 +30,13 @@ from streamlearn.status import (
     PartitionStatus,
     RegimeSegment,
     RegimeStatus,
-    RequestCount,
     Scoring,
     SnapshotStatus,
 )
-from streamlearn.stream.position import TopicPartition
 from streamlearn.stream.record import Batch
 from tests.history.outcomes import (
     PER_BATCH,
     STATUS,
-    TOPIC,
     HandClock,
     history_of,
     outcome,
@@ -59,7 +56,7 @@ def test_a_batch_is_a_point() -> None:
     hand = HandClock()
     history = History(hand.clock)
     adaptation = AdaptationStatus(average_forgetting=0.25, backward_transfer=-0.5)
-    partitions = (PartitionStatus(TOPIC, 4, 7), PartitionStatus(TopicPartition("orders", 1), 4, 2))
+    partitions = (PartitionStatus("orders", 0, 4, 7), PartitionStatus("orders", 1, 4, 2))
     history.add(outcome(1), replace(STATUS, adaptation=adaptation, partitions=partitions))
     hand.now = 3.0
     history.add(outcome(2), STATUS)
@@ -87,11 +84,11 @@ def test_a_refused_update_has_no_loss_and_its_records_are_dead_letters() -> None
 def test_requests_are_counted_from_batch_to_batch() -> None:
     """The published counts are those of the process; a rollback in it counts none twice."""
     history = History(HandClock().clock)
-    asked = replace(STATUS, requests=(RequestCount(True, "regime", 5), RequestCount(False, "backbone", 2)))
+    asked = replace(STATUS, requests={(True, "regime"): 5, (False, "backbone"): 2})
     history.add(outcome(1), asked)
     history.restore(None)
     history.add(outcome(1), asked)
-    history.add(outcome(2), replace(asked, requests=(*asked.requests, RequestCount(False, "mean", 1))))
+    history.add(outcome(2), replace(asked, requests={**asked.requests, (False, "mean"): 1}))
     assert [(each.requests, each.unexplained_requests) for each in history.status.points] == [(0, 0), (1, 1)]
 
 

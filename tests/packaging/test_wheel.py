@@ -108,13 +108,6 @@ def test_it_leaves_the_packages_beside_it_alone(installed: Installed, tmp_path: 
     assert told.stdout.splitlines() == [*(f"another {name}" for name in OTHERS), *ours]
 
 
-def test_it_prints_its_version(installed: Installed, tmp_path: Path) -> None:
-    """`streamlearn --version`."""
-    told = installed.run("streamlearn", "--version", cwd=tmp_path)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert __version__ in told.stdout
-
-
 def test_it_runs_a_packaged_configuration(installed: Installed, tmp_path: Path) -> None:
     """The quickstart trains on the first records of the sample, exits 0 and writes only to its state folder."""
     sample = installed.packages / "streamlearn/_data/configs/sample/superni.train.jsonl.gz"

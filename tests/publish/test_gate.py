@@ -1,7 +1,10 @@
 """The gate: paired tests that hold back what is worse, and little else."""
 
+from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from streamlearn.publish.gate import Gate, HeldBack, compare
+from streamlearn.publish.gate import Gate, HeldBack, RegimeGate, compare
+from streamlearn.publish.snapshot import RegimeOfSnapshot
 from streamlearn.settings import PublishSettings
+from streamlearn.status import RegimePublication
+from tests.publish.test_folder import version
 
 GATE = Gate(level=0.05, min_records=5)
 
@@ -89,3 +95,44 @@ def test_a_test_that_can_not_fail_is_refused() -> None:
 
 def _signs(number: int) -> list[tuple[int, ...]]:
     return list(product((-1, 1), repeat=number))
+
+
+@dataclass
+class StubSnapshot:
+    """A snapshot of one regime without hold-out records, so nothing is scored."""
+
+    step: int
+    weights: str
+
+    @property
+    def regimes(self) -> list[RegimeOfSnapshot]:
+        return [
+            RegimeOfSnapshot(
+                slot=0,
+                number=1,
+                label=None,
+                weights_sha256=self.weights,
+                records=1,
+                visits=1,
+                is_suspected=False,
+                refused_return=None,
+                approved_at=None,
+            )
+        ]
+
+    def holdouts(self, slot: int) -> dict[str, Any]:
+        return {}
+
+
+def test_a_kept_version_has_no_figures_of_other_weights() -> None:
+    """Later weights were held back, and the run went back to those that are published."""
+    nothing: Any = SimpleNamespace()
+    gate = RegimeGate(Gate(0.05, 5), nothing, nothing)
+    published = {1: version("s-regime-1@10", weights_sha256="w10", step=10)}
+
+    def status(snapshot: Any) -> RegimePublication:
+        [decision] = gate.decide(snapshot, published)
+        return decision.status
+
+    assert status(StubSnapshot(20, "w20")).step == 20
+    assert status(StubSnapshot(10, "w10")) == RegimePublication(1, "s-regime-1@10")

@@ -5,15 +5,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.numpy import save
 
+from streamlearn.codec import to_arrays
 from streamlearn.errors import PublicationError
-from streamlearn.publish.publication import FILE, Publication, PublishedRegime
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing, routing_bytes
 from streamlearn.snapshot.files import Files
+from tests.gateway.sample_publication import publish_sample, sample_state
 
 VALUES: dict[str, Any] = {
     "format": 1,
@@ -118,7 +122,7 @@ def test_slots_and_numbers_are_unique(field: str) -> None:
     """Otherwise a request could be answered by either regime."""
     first, second = VALUES["regimes"]
     message = refused(regimes=[first | {"adapter": None}, second | {field: first[field]}])
-    assert f"every regime must have a {field} of its own" in message
+    assert f"every regime must have its own {field}" in message
 
 
 @pytest.mark.parametrize(
@@ -213,3 +217,23 @@ def test_a_failed_write_leaves_the_old_publication_only(tmp_path: Path, failing:
         old.model_copy(update={"sequence": 18}).write(tmp_path, RecordingFiles(failing))
     assert Publication.read(tmp_path) == old
     assert [each.name for each in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_state_survives_a_round_trip(tmp_path: Path) -> None:
+    """To the last bit, with every type."""
+    state = read_routing(tmp_path, publish_sample(tmp_path))
+    found, written = to_arrays(state), sample_state()
+    assert found.keys() == written.keys()
+    for name, array in written.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", routing_bytes(sample_state())[:-1], save({"integers": np.zeros(8, np.int64)})]
+)
+def test_anything_else_is_an_error_with_its_path(tmp_path: Path, data: bytes) -> None:
+    publication = publish_sample(tmp_path)
+    (tmp_path / publication.routing).write_bytes(data)
+    with pytest.raises(PublicationError, match=r"184\.safetensors: expected the arrays"):
+        read_routing(tmp_path, publication)

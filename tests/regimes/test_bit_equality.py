@@ -182,7 +182,7 @@ def test_requests_change_no_bit(make: Callable[..., Settings]) -> None:
         class Requester(Silent):
             def on_step(self, batch: Batch, step: Step, status: Status) -> None:
                 if not answers or answers[-1].done():
-                    answers.append(jobs.submit(EvalJob(({"text": "a dog"},) * 4, generate=True, max_new_tokens=4)))
+                    answers.append(jobs.submit(EvalJob(({"text": "a dog"},) * 4, generate=True, max_new_tokens=1)))
 
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock()), jobs, observer=Requester())
         daemon.run()

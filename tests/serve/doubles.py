@@ -41,14 +41,12 @@ from streamlearn.status import (
     PartitionStatus,
     Phase,
     RegimeStatus,
-    RequestCount,
     Route,
     Scoring,
     ShiftStatus,
     SnapshotStatus,
     Status,
 )
-from streamlearn.stream.position import TopicPartition
 
 TOKEN = "0123456789abcdef" * 2
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
@@ -131,16 +129,13 @@ RUNNING = Status(
     update_refusals=1,
     adaptation=ADAPTATION,
     partitions=(
-        PartitionStatus(TopicPartition("orders", 0), position=200, lag=7),
-        PartitionStatus(TopicPartition("orders", 1), position=140, lag=None),
+        PartitionStatus("orders", 0, position=200, lag=7),
+        PartitionStatus("orders", 1, position=140, lag=None),
     ),
     snapshot=SnapshotStatus("0000000000000040", step=40, written_at=1_000_090.0, write_seconds=0.05),
     records_since_snapshot=16,
     step_seconds=0.3,
-    requests=(
-        RequestCount(known=False, answered_by="backbone", number=3),
-        RequestCount(known=True, answered_by="regime", number=40),
-    ),
+    requests={(False, "backbone"): 3, (True, "regime"): 40},
     backbone="builtin:nano",
     dtype="float32",
     device="cpu",

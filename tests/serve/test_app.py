@@ -20,7 +20,7 @@ from streamlearn.jobs.queue import (
     RouteJob,
     Ticket,
 )
-from streamlearn.status import Phase, RequestCount, Status
+from streamlearn.status import AnsweredBy, Phase, Status
 
 from .doubles import AUTHORIZED, RUNNING, Daemon, finish, row
 
@@ -217,8 +217,8 @@ def test_prompts_and_conversations_are_routed_together(daemon: Daemon, client: h
 
 def test_what_the_nearest_regime_answered_is_not_counted_as_explained(daemon: Daemon, client: httpx2.Client) -> None:
     """It is answered by a regime, as what one explains."""
-    counts = [RequestCount(known, "regime", number) for known, number in ((True, 40), (False, 7))]
-    daemon.board.publish(dataclasses.replace(RUNNING, requests=tuple(counts)))
+    counts: dict[tuple[bool, AnsweredBy], int] = {(True, "regime"): 40, (False, "regime"): 7}
+    daemon.board.publish(dataclasses.replace(RUNNING, requests=counts))
     requests = client.get("/v1/status").json()["requests"]
     assert (requests["answered_by"]["regime"], requests["unknown_answered_by"]["regime"]) == (47, 7)
 

@@ -89,10 +89,10 @@ def test_base64_must_be_complete() -> None:
 def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
     """The only error is RecordError. In a process of its own: what earlier tests left in memory is not measured."""
     command = [sys.executable, "-m", "tests.fuzz.images", "--seed", "1"]
-    result = json.loads(subprocess.check_output([*command, "--count", f"{30 * len(MUTATIONS)}"]))
+    result = json.loads(subprocess.check_output([*command, "--count", f"{15 * len(MUTATIONS)}"]))
     assert result["unaccounted"] == 0
     assert set(result["outcomes"]) <= {"decoded", "bad_image", "too_large"}
-    assert result["outcomes"]["bad_image"] > 100
+    assert result["outcomes"]["bad_image"] > 50
     assert result["peak_memory_growth_mib"] < 256
 
 

@@ -1,6 +1,5 @@
 """The unit as systemd reads it, and the daemon under what the unit forbids."""
 
-import configparser
 import os
 import re
 import shutil
@@ -122,14 +121,6 @@ def test_an_outage_never_leaves_the_unit_failed(path: Path) -> None:
     unit = service_of(path)
     assert unit["Restart"][0] in ("on-failure", "always")
     assert not {"74", "75", "1"} & set(unit["RestartPreventExitStatus"][0].split())
-
-
-def test_the_environment_file_holds_assignments_alone() -> None:
-    """As EnvironmentFile= wants it, and no secret."""
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read_string("[env]\n" + (UNIT.parent / "streamlearn.env").read_text())
-    assert set(parser["env"]) == {"HF_HOME", "OMP_WAIT_POLICY"}
 
 
 def members(name: str) -> set[str]:

@@ -63,7 +63,7 @@ ENVIRONMENT = {
     "STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASWORD": CANARY,
     "STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD__X": CANARY,
 }
-READS = ("status", "regimes", "shifts", "snapshots", "experts", "experts?layer=x", "eval", "generate")
+READS = ("status", "regimes", "shifts", "snapshots", "history", "publication", "models", "eval", "route")
 GET = ("/livez", "/readyz", "/metrics", "/", "/openapi.json", "/nowhere", *(f"/v1/{name}" for name in READS))
 
 

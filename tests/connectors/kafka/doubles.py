@@ -1,6 +1,6 @@
 """Settings, a clock and clients for tests of Kafka code without a broker."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +20,10 @@ def settings(**overrides: object) -> KafkaSettings:
 
 
 class SteppingClock:
-    """A clock that only `sleep` advances."""
+    """A clock that only `sleep` advances; it calls `on_sleep` each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_sleep: Callable[[], object] = lambda: None) -> None:
+        self._on_sleep = on_sleep
         self.now = 0.0
         self.pauses: list[float] = []
 
@@ -32,6 +33,7 @@ class SteppingClock:
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now += seconds
+        self._on_sleep()
 
 
 PARTITION = TopicPartition("dead", 0)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel
 from streamlearn.export.lora import LoraMatrices, PlainLora
-from streamlearn.publish.folder import PublicationFiles, check
+from streamlearn.publish.folder import PublicationFiles, check_folder
 from streamlearn.publish.publication import Version
 from streamlearn.snapshot.files import Files
 
@@ -159,11 +159,11 @@ def test_a_damaged_version_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_is_checked_without_being_changed(tmp_path: Path) -> None:
     """One that does not exist yet, an empty one, and one that was published to."""
-    check(tmp_path / "new" / "published")
+    check_folder(tmp_path / "new" / "published")
     assert list(tmp_path.iterdir()) == []
-    check(tmp_path)
+    check_folder(tmp_path)
     PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5"), LORA, "")
-    check(tmp_path)
+    check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["published", "published/adapters", "published/routing", "published/history.jsonl"])
@@ -173,7 +173,7 @@ def test_what_may_not_be_written_is_found(tmp_path: Path, name: str, monkeypatch
     PublicationFiles(folder, BASE).write_version(version("s-regime-1@5"), LORA, "")
     monkeypatch.setattr("os.access", lambda path, mode: path != refused)  # root may write everywhere
     with pytest.raises(PublicationError, match=rf"^{refused}: must be writable, .*permissions of publish\.folder$"):
-        check(folder)
+        check_folder(folder)
 
 
 def test_a_file_in_the_place_of_a_folder_is_found(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_a_file_in_the_place_of_a_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "published"):
         with pytest.raises(PublicationError, match=rf"^{tmp_path / 'file'}: must be writable, .*Not a directory"):
-            check(folder)
+            check_folder(folder)

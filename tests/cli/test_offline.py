@@ -1,4 +1,4 @@
-"""`streamlearn eval`: reading examples, choosing a snapshot, printing; the figures are tested end to end."""
+"""`streamlearn eval`: input, refusals and the table; the measurements are tested in jobs."""
 
 import gzip
 import io
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from streamlearn.cli.offline import evaluate_daemon, evaluate_snapshot, read_examples, table
+from streamlearn.cli.offline import evaluate_daemon, evaluate_snapshot, evaluation_table, read_examples
 from streamlearn.errors import ConfigError, SnapshotError, SourceError, UsageError
 from streamlearn.jobs.queue import EvalResult
 from streamlearn.settings import Settings
@@ -66,7 +66,7 @@ def test_without_a_daemon_the_message_names_both_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_table_leaves_out_what_was_not_measured(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
-    console.print(table(RESULT))
+    console.print(evaluation_table(RESULT))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text
     assert "ROUGE-L" not in text

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from streamlearn.publish.folder import PublicationFiles
+from streamlearn.publish.open import upload_folder
 from streamlearn.publish.publication import Publication, PublishedRegime
-from streamlearn.publish.publisher import upload_folder
 from streamlearn.settings import HubSettings
-from tests.publish.test_publication_files import BASE, LORA, version
+from tests.publish.test_folder import BASE, LORA, version
 
 
 class StubHub:
@@ -27,12 +27,9 @@ class StubHub:
         self.commits: list[str] = []
         self.created: list[dict[str, Any]] = []
         self.tokens: set[str | None] = set()
-        self.is_down = False
         self.url = ""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        if self.is_down:
-            return 503, {"error": "down"}
         if path == "/api/repos/create":
             self.created.append(json.loads(body))
             return 200, {"url": f"{self.url}/owner/name", "id": "owner/name"}
@@ -132,15 +129,3 @@ def test_each_publication_is_one_commit_of_what_it_names(hub: tuple[StubHub, str
     theirs = {name: data for name, data in stub.files.items() if not name.startswith("tokenizer-")}
     assert theirs.keys() == here | {"README.md"}
     assert all(theirs[name] == (folder.folder / name).read_bytes() for name in here)
-
-
-def test_a_hub_that_is_down_is_an_error_and_a_retry_succeeds(hub: tuple[StubHub, str], tmp_path: Path) -> None:
-    stub, url = hub
-    settings, folder = hub_settings(tmp_path), PublicationFiles(tmp_path / "published", BASE)
-    newest = publication(folder, 1, "s-regime-1@1")
-    stub.is_down = True
-    with pytest.raises(Exception, match="503"):
-        upload_folder(settings, folder.folder, newest, endpoint=url)
-    stub.is_down = False
-    upload_folder(settings, folder.folder, newest, endpoint=url)
-    assert "publication.json" in stub.files

@@ -1,5 +1,6 @@
 """The publisher beside a running daemon: what reaches the folder and the replicas, and what does not."""
 
+import math
 import random
 import re
 import threading
@@ -26,13 +27,15 @@ from streamlearn.export.lora import PlainLoraAdapter
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.publish import publisher as adapter_publisher
 from streamlearn.publish.folder import PublicationFiles
+from streamlearn.publish.open import forget_run
 from streamlearn.publish.publication import Publication
+from streamlearn.publish.publisher import ROLLBACK, RollbackFile
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import RegimePublication
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.publish.stub_replica import StubReplica, replicas
-from tests.publish.test_publication_files import BASE
+from tests.publish.test_folder import BASE
 from tests.regimes.conftest import backbone, make
 from tests.regimes.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
 
@@ -67,7 +70,7 @@ class PatientDaemon(Daemon):
 
     def save(self) -> SnapshotInfo:
         info = super().save()
-        if self.adapter_publisher is not None and self.adapter_publisher.is_started:
+        if self.adapter_publisher is not None and self.adapter_publisher._thread.is_alive():
             self.patient.wait()
             self.patient.history.append(
                 (self.state.records, {row.number: row for row in self.adapter_publisher.status.regimes})
@@ -282,7 +285,7 @@ def test_a_replica_that_hangs_is_given_up_when_the_daemon_stops(
         assert asked.wait(WAIT_S)
         with capture_logs() as logs:
             publisher.close()
-        assert [row["fault"][:8] for row in logs] == ["given up"]
+        assert [row["fault"][:9] for row in logs] == ["abandoned"]
         answered.set()
         publisher._thread.join(WAIT_S)
     assert not (tmp_path / "published" / "publication.json").exists()
@@ -511,3 +514,22 @@ def _serve_until(publisher: Any, reached: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, "not reached in time"
         publisher.scoring.serve(idle=True)
         time.sleep(0.005)
+
+
+def test_a_step_is_noted_until_it_is_removed(tmp_path: Path) -> None:
+    """A new run forgets it: its steps are others."""
+    file = RollbackFile(tmp_path)
+    assert file.read() == math.inf
+    for forget in (file.remove, lambda: forget_run(tmp_path)):
+        file.write(20)
+        file.write(10)
+        assert RollbackFile(tmp_path).read() == 10
+        forget()
+        assert file.read() == math.inf
+
+
+def test_a_damaged_note_is_an_error_that_names_the_path(tmp_path: Path) -> None:
+    """Versions of an unknown step cannot be withdrawn."""
+    (tmp_path / ROLLBACK).write_text("ten")
+    with pytest.raises(PublicationError, match=ROLLBACK):
+        RollbackFile(tmp_path).read()
