@@ -280,12 +280,10 @@ def needed_kafka() -> Path:
 @pytest.fixture
 def leaked_sockets() -> Iterator[None]:
     """Collect, without warnings, the sockets that kafka-python leaves to the garbage collector."""
-    gc.freeze()  # only what the test makes is searched, not every module
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-    gc.unfreeze()
 
 
 def kafka_home() -> Path | None:

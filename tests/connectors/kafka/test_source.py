@@ -358,7 +358,7 @@ def test_reading_continues_after_a_killed_broker_restarts(broker: Broker, opened
         records += poll_for(source, 3.0)
         assert source.lag(Position()) == {}
         with capture_logs() as refused:
-            source.commit(Position(), "snapshot-8")
+            source.commit(Position({TopicPartition(topic, 0): 5}), "snapshot-8")
         assert events(refused) == [Event.OFFSET_COMMIT_FAILED]
         broker.start()
         broker.produce(topic, numbered(100, 110), partition=1)
