@@ -4,10 +4,18 @@ Call `resolve` on the settings, `check` the result against the backbone's `linea
 then `attach` it to the loaded model.
 """
 
-from streamlearn.adapters.check import activated_parameters, check, linear_shapes
 from streamlearn.adapters.context import RoutingContext, routing_context
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, Objective, objective, resolve
+from streamlearn.adapters.presets import (
+    PRESETS,
+    HeadLoraConfig,
+    Objective,
+    activated_parameters,
+    check,
+    linear_shapes,
+    objective,
+    resolve,
+)
 from streamlearn.adapters.tuner import Bank, HeadLoraModel, add_regime, attach, banks
 
 __all__ = [

@@ -44,14 +44,11 @@ from streamlearn.stream.record import Example
 NO_SLOT = -1
 
 
-def hooks_for(learner: Learner, settings: Settings) -> Hooks:
-    """Return what the configured preset adds to the learner; nothing for the default preset."""
-    wanted = objective(settings)
-    if not (wanted.compares or wanted.balance_strength or wanted.localized_balance or wanted.staged):
-        return Hooks()
+def hooks_for(learner: Learner, settings: Settings) -> "BaselineHooks":
+    """Return what the configured preset adds to the learner; see `Objective.has_hooks`."""
     return BaselineHooks(
         learner,
-        wanted,
+        objective(settings),
         settings.learner,
         settings.consolidate,
         settings.probe,

@@ -27,8 +27,8 @@ from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import activated_parameters, adapter_bytes
-from streamlearn.adapters.check import check as check_adapter
+from streamlearn.adapters.presets import activated_parameters, adapter_bytes
+from streamlearn.adapters.presets import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState
@@ -47,8 +47,8 @@ from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot import compatibility
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
+from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.position import Position
@@ -261,7 +261,7 @@ class Doctor:
         backbone = backbone_identity(self.settings.backbone, self._shape)
         adapter = adapter_shape(adapter_of(self.settings))
         manifest = self._snapshot.manifest
-        compatibility.check(manifest, fingerprint(self.settings), backbone, adapter, accept=False)
+        check_compatible(manifest, fingerprint(self.settings), backbone, adapter, accept=False)
         text = f"{len(names)}, a start resumes after step {manifest.step} at {manifest.position}"
         return (Level.WARNING, f"{text}; damaged: {'; '.join(damaged)}") if damaged else (Level.OK, text)
 

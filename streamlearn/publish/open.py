@@ -90,15 +90,14 @@ def _check_base_model(own: PublishSettings, base: BaseModel) -> None:
 
 def open_publisher(
     settings: Settings, config: HeadLoraConfig, shape: Outline, learner: Learner, tokenizer: Any
-) -> AdapterPublisher | None:
-    """Open the folder, the replicas and the hub; None without a section `publish`. The thread is not started yet.
+) -> AdapterPublisher:
+    """Open the folder, the replicas and the hub. The thread is not started yet.
 
     Raises:
         PublicationError: the folder cannot be written, or another backbone was published in it.
     """
     own = settings.publish
-    if own is None:
-        return None
+    assert own is not None, "called for a configuration with this section"
     base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
     folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes
-from streamlearn.adapters.check import decoder_targets, targets
+from streamlearn.adapters.presets import decoder_targets, targets
 from streamlearn.errors import ConfigError
 
 SHAPES = {"model.layers.0.mlp.gate_proj": (256, 640), "model.layers.0.mlp.up_proj": (256, 640)} | {

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear, routing
+from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
+from streamlearn.adapters import layer as routing
 from streamlearn.adapters.context import RoutingContextHolder
 from tests.adapters import reference
 

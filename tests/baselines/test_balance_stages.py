@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.adapters import routing
+from streamlearn.adapters import layer as routing
 from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.baselines.balance_stages import (

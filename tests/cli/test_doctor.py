@@ -19,7 +19,7 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.settings import Settings
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.position import Position
 from tests.broker import Broker
