@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from math import prod
 
 import numpy as np
-import orjson
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -63,7 +62,7 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class RankMessage:
-    """A message from the leader: the length of a JSON object in 8 bytes, the object, and the bytes of its arrays."""
+    """A message from the leader."""
 
     kind: Kind
     dtype: str = ""
@@ -74,22 +73,13 @@ class RankMessage:
     """With `STEP`."""
 
     def encode(self) -> bytes:
-        """Return the message as bytes."""
-        arrays, message = codec.dump(self)
-        listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-        head = orjson.dumps({"message": message, "arrays": listed})
-        return b"".join([len(head).to_bytes(8, "little"), head, *(array.tobytes() for array in arrays.values())])
+        """Return the message as a safetensors file."""
+        return save(codec.to_arrays(self))
 
     @classmethod
     def decode(cls, data: bytes) -> "RankMessage":
         """The inverse of `encode`."""
-        start = 8 + int.from_bytes(data[:8], "little")
-        head = orjson.loads(data[8:start])
-        arrays = {}
-        for name, dtype, shape in head["arrays"]:
-            arrays[name] = np.frombuffer(data, np.dtype(dtype), count=prod(shape), offset=start).reshape(shape)
-            start += arrays[name].nbytes
-        return codec.load(cls, arrays, head["message"])
+        return codec.from_arrays(cls, load(data))
 
 
 LEADER = 0

@@ -12,7 +12,7 @@ damaged manifest is never mistaken for one of another version.
 """
 
 import hashlib
-import math
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,26 +44,16 @@ _SEAL = re.compile(rb'^  "sha256": "([0-9a-f]{64})"', re.MULTILINE)  # two space
 _UNSEALED = "0" * 64
 
 
-def _json_ready(value: Any, where: str = "") -> Any:
-    """A deep copy in JSON's own types.
+def _json_ready(value: Any) -> Any:
+    """The value after a round trip through JSON.
 
     Raises:
-        SnapshotError: a value cannot be stored as JSON without loss; NaN and the infinities would become null.
+        SnapshotError: it cannot be stored without loss; NaN and the infinities would become null.
     """
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
-        return int(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [_json_ready(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _json_ready(item, f"{where}.{key}" if where else key) for key, item in value.items()}
-    raise SnapshotError(
-        f"a manifest can hold finite numbers, 64-bit integers, strings, lists and mappings with string keys; found "
-        f"{value!r:.80} at {where or 'the top level'}: store it as an array, or as null while it has no value"
-    )
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"a manifest must hold JSON with finite numbers, found {value!r:.80}: {error}") from error
 
 
 def _position(value: Any) -> Position:
