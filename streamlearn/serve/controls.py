@@ -15,8 +15,7 @@ from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
 from streamlearn.jobs import queue
 from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, QueueClosedError
-from streamlearn.serve.errors import wait_for_result
-from streamlearn.serve.health import require_ready
+from streamlearn.serve.errors import require_ready, wait_for_result
 from streamlearn.serve.models import CONTROL_ERRORS, RenameRequest, RollbackRequest
 from streamlearn.status import Board
 
