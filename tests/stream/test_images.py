@@ -304,8 +304,9 @@ def test_images_take_their_places_in_messages(contents: list[Any], num_images: i
 
 def test_null_and_an_empty_list_are_no_images() -> None:
     """For a backbone that reads only text, too."""
+    absent: list[object] = [None, []]
     for vision in (None, CountingProcessor()):
-        for nothing in (None, []):
+        for nothing in absent:
             assert ImagePlaceholders(vision, LIMITS).images({"image": nothing}) == ()
     with pytest.raises(RecordError, match=r"image\[1\] must be a base64 string, found null"):
         ImagePlaceholders(CountingProcessor(), LIMITS).images({"image": [BASE64, None]})
