@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters import HeadLoraLinear
+from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, activated_parameters, linear_shapes, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention

@@ -3,7 +3,7 @@
     h_m = x[m S : (m + 1) S],  S = D / H                                                       (1)
     y = W x + (alpha / r) * sum_m sum_{j in S_m} g_mj B_mj A_mj h_m                            (2)
 
-MH-MoE (arXiv 2602.12587) eq. 12 and 14-16; the gate g is eq. 13, see (5) below; the low-rank form is Hu et al. 2021,
+MH-MoE (arXiv 2602.12587) eq. 12 and 14-16; the gate g is eq. 13, here (5); the low-rank form is Hu et al. 2021,
 eq. 3. There is no loop over experts and no sorting of tokens: all A are applied in one batched product, the gate is a
 mask in the bottleneck (zero where not selected), and all B are applied in one product. The result is exact, shapes are
 static, and the gradient of an expert that no token selected is exactly zero.
@@ -234,30 +234,24 @@ def _means(x_TD: Tensor, segment_ids_T: Tensor, num: int, prompt_T: Tensor | Non
     return sums_BD / counts_B1.clamp_min(1)
 
 
-# --- routing: which experts a head slice is sent to, and their weights ------------------------------------------------
+# Which experts a head slice is routed to, and their weights.
 #
 #     a_m = W_m h_m                                          logits, K a head            (3)
 #     S_m = TopK(a_m, k)                                     exactly k, also under ties  (4)
 #     g_mj = exp(a_mj) / sum_{q in S_m} exp(a_mq), j in S_m  zero elsewhere              (5)
 #     p_mj = exp(a_mj) / sum_q exp(a_mq)                     the native probability      (6)
 #
-# MH-MoE (arXiv 2602.12587) eq. 13; (6) without a selection is LoRAMoE's gate (arXiv 2312.09979, eq. 3). As in
-# `bottleneck`, tokens are the last dimension.
+# (6) without a selection is LoRAMoE's gate (arXiv 2312.09979, eq. 3). Tokens are the last dimension.
 #
 # With k = 1, (5) is the constant 1 and the router gets no gradient from the task loss. Three alternatives, on SuperNI's
-# order 1 (`python -m benchmarks.learn`: superni-1, 200 records per task, nano backbone, one seed; prequential loss):
+# order 1 (200 records per task, nano backbone, preset mh-moe, one seed; prequential loss):
 #
-#     | preset mh-moe                                  | AP   | AF   | loss |
-#     |------------------------------------------------|------|------|------|
-#     | straight_through: (5) forward, (6) backward    | .347 | .043 | 3.41 |
-#     | native: (6) is the gate                        | .352 | .029 | 3.53 |
-#     | none: the router keeps its initialization      | .358 | .029 | 3.41 |
+#     straight_through: (5) forward, (6) backward    AP .347  AF .043  loss 3.41
+#     native: (6) is the gate                        AP .352  AF .029  loss 3.53
+#     none: the router keeps its initialization      AP .358  AF .029  loss 3.41
 #
-# `native` scales every update by about 1/K and learns more slowly; a trained router forgets more than a frozen one. So
-# `mh-moe` uses straight_through, because its paper trains the router. `streamlearn` with several experts per head
-# lowers the router's learning rate to a tenth (`learner.router_lr`): with two, a tenth and a frozen router gave AP
-# .378, .379, AF .002; one, without a router, gave AP .378, AF .001 (order 1 as above, when regimes claimed experts of
-# one adapter).
+# `native` scales every update by about 1/K and learns more slowly; a trained router forgets more than a frozen one.
+# `mh-moe` uses straight_through, because its paper trains the router; `streamlearn` lowers its rate to a tenth.
 
 
 def logits(x_TD: Tensor, router_HKS: Tensor) -> Tensor:

@@ -198,9 +198,9 @@ class Objective:
         return self.bias != "none" or self.anchor_strength > 0
 
     @property
-    def has_hooks(self) -> bool:
-        """Whether the learner needs more than the task loss: see `baselines`."""
-        return self.compares or self.balance_strength > 0 or self.localized_balance > 0 or self.staged
+    def is_plain(self) -> bool:
+        """Whether the task loss is all there is; if not, the learner gets the hooks of `baselines`."""
+        return not (self.compares or self.balance_strength or self.localized_balance or self.staged)
 
 
 @dataclass(frozen=True)
@@ -260,22 +260,6 @@ PRESETS: dict[PresetName, Preset] = {
 }
 assert tuple(PRESETS) == get_args(PresetName), "the settings name the presets of this table, in its order"
 
-OPTIONS = {"rank": "r"} | {
-    name: name
-    for name in (
-        "alpha",
-        "num_heads",
-        "num_experts",
-        "top_k",
-        "router_gradient",
-        "target_modules",
-        "vision_modules",
-        "first_layer",
-        "per_regime",
-    )
-}
-"""Setting of the `adapter` section -> field of `HeadLoraConfig`."""
-
 
 def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
     """Combine the preset's options with the settings that override them.
@@ -287,10 +271,11 @@ def resolve(settings: AdapterSettings, *, regimes: int = 0) -> HeadLoraConfig:
     Raises:
         ConfigError: the result contradicts itself; the message names the key, the value and what to change.
     """
-    defaults = PRESETS[settings.preset].options
-    given = {option: getattr(settings, name) for name, option in OPTIONS.items() if getattr(settings, name) is not None}
+    shared = {option.name for option in fields(HeadLoraConfig)} & AdapterSettings.model_fields.keys()
+    given = {"r": settings.rank} | {name: getattr(settings, name) for name in shared}
+    overrides = {name: value for name, value in given.items() if value is not None}
     try:
-        return HeadLoraConfig(**{**defaults, **given, "regimes": regimes})
+        return HeadLoraConfig(**{**PRESETS[settings.preset].options, **overrides, "regimes": regimes})
     except ConfigError as error:
         raise ConfigError(f"adapter.{error}") from error
 
@@ -346,8 +331,6 @@ def _check_balance(combined: Objective, config: HeadLoraConfig) -> None:
             f"found {combined.localized_balance}; remove the key"
         )
 
-
-# --- checks that an adapter fits a backbone, which need no weights ----------------------------------------------------
 
 LinearShapes = Mapping[str, tuple[int, int]]
 """Name of a linear in the backbone -> (in features, out features)."""

@@ -15,6 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from connectors.open import open_dead_letters, open_source
+from streamlearn import track as tracking
 from streamlearn.adapters.presets import HeadLoraConfig, check
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
@@ -22,6 +23,7 @@ from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
+from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot.crash_guard import CrashGuard
 from streamlearn.snapshot.files import StateLock
@@ -33,8 +35,6 @@ from streamlearn.status import Clock
 
 if TYPE_CHECKING:
     from streamlearn.distributed.processes import Leader
-    from streamlearn.publish.publisher import AdapterPublisher
-    from streamlearn.track import Trackers
 
 _log = get_logger("daemon")
 
@@ -60,7 +60,8 @@ class Components:
         shape = outline(settings.backbone)
         self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
-        self._check_outputs(config, shape)
+        publishing.check(settings, config, shape)
+        tracking.check(settings)
         with ExitStack() as opened:  # closes what was opened when a later check fails
             # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
             opened.enter_context(threadpool_limits(1, user_api="blas"))
@@ -94,7 +95,8 @@ class Components:
             self.store.set_aside()
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
-            self._forget_outputs()
+            publishing.forget_run(settings.state)
+            tracking.forget_run(settings.state)
             self._forget_controls(controls.state)
         else:
             self._finish_rollback(controls.state)
@@ -113,7 +115,13 @@ class Components:
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
-        self._open_outputs(opened)
+        tokenizer = self.model.backbone.tokenizer
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        if self.adapter_publisher is not None:
+            opened.callback(self.adapter_publisher.close)
+        self.trackers = tracking.open_trackers(settings)
+        if self.trackers is not None:
+            opened.callback(self.trackers.close)
         sink = opened.enter_context(closing(open_dead_letters(settings)))
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None
@@ -149,41 +157,6 @@ class Components:
         )
         for change in changes:
             _log.warning(Event.CONFIG_CHANGE_ACCEPTED, key=change.key, before=change.old, now=change.new)
-
-    # Publisher and trackers are imported only where they are configured.
-
-    def _check_outputs(self, config: HeadLoraConfig, shape: Outline) -> None:
-        if self.settings.publish is not None:
-            from streamlearn.publish.open import check as check_publishing  # noqa: PLC0415
-
-            check_publishing(self.settings, config, shape)
-        if self.settings.track is not None:
-            from streamlearn.track import check as check_trackers  # noqa: PLC0415
-
-            check_trackers(self.settings)
-
-    def _forget_outputs(self) -> None:
-        """Begin a new run, also for a later start with other sections."""
-        from streamlearn import track  # noqa: PLC0415
-        from streamlearn.publish import open as publishing  # noqa: PLC0415
-
-        publishing.forget_run(self.settings.state)
-        track.forget_run(self.settings.state)
-
-    def _open_outputs(self, opened: ExitStack) -> None:
-        self.adapter_publisher: AdapterPublisher | None = None
-        self.trackers: Trackers | None = None
-        if self.settings.publish is not None:
-            from streamlearn.publish.open import open_publisher  # noqa: PLC0415
-
-            tokenizer = self.model.backbone.tokenizer
-            self.adapter_publisher = open_publisher(self.settings, self._config, self._shape, self.learner, tokenizer)
-            opened.callback(self.adapter_publisher.close)
-        if self.settings.track is not None:
-            from streamlearn.track import open_trackers  # noqa: PLC0415
-
-            self.trackers = open_trackers(self.settings)
-            opened.callback(self.trackers.close)
 
     def _forget_controls(self, before: ControlState) -> None:
         """Forget the pins and skipped records of the run that was set aside; a pause goes on."""

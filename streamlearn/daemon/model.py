@@ -72,10 +72,10 @@ class Model:
             cache=AdapterCache(offloaded, settings.adapter.max_in_memory),
             compute=compute,
         )
-        if wanted.has_hooks:
-            from streamlearn.baselines.consolidate import hooks_for  # noqa: PLC0415  not for the default preset
+        if not wanted.is_plain:
+            from streamlearn.baselines.consolidate import BaselineHooks  # noqa: PLC0415  the default preset has none
 
-            self.learner.hooks = hooks_for(self.learner, settings)
+            self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
         types = settings.learner.sample_types if wanted.localized_balance else ()
         backbone = self.backbone
         self.decoder = Decoder(

@@ -1,4 +1,4 @@
-"""The whole configuration, the part of it that a snapshot depends on, and loading it from a file."""
+"""The whole configuration: its sections, how it is loaded, and the part of it that a snapshot depends on."""
 
 import difflib
 import hashlib
@@ -167,11 +167,10 @@ def digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-# --- loading: a YAML file and environment variables become checked settings -------------------------------------------
+# Loading: a YAML file and environment variables become checked settings, or an error that names every wrong key.
 #
-# Some configurations and the systemd files ship with the package (`streamlearn run --config packaged:quickstart`). A
+# Some configurations and the systemd files ship with the package: `streamlearn run --config packaged:quickstart`. A
 # wheel holds them under `streamlearn/_data`; a source checkout has them in `configs/` and `systemd/` at its root.
-
 
 PREFIX = "packaged:"
 _PACKAGE = Path(__file__).parents[1]
