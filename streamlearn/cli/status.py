@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
