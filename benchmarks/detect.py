@@ -267,8 +267,8 @@ def table(measurement: str, result: dict[str, Any]) -> Table:
         return grid(result, tuple(next(iter(result.values()), {})), "answers exchanged")
     if measurement == "others":
         rows = {f"{level}: {order}": row for level, rows in result["level"].items() for order, row in rows.items()}
-        columns = ("records", "boundaries", "recall", "precision", "mean_delay_records", "alarms", "per_million")
-        return grid({**result["boundaries"], **rows}, (*columns, "interval_95"), "prompt, level and order")
+        shown = ("records", "boundaries", "recall", "precision", "mean_delay_records", "alarms", "per_million")
+        return grid({**result["boundaries"], **rows}, (*shown, "interval_95"), "prompt, level and order")
     rows = {f"{prompt} {name}": values for prompt in PROMPTS for name, values in result[prompt].items()}
     columns = assignment.MIXTURE_COLUMNS if measurement == "mixtures" else assignment.REQUEST_COLUMNS
     return grid(rows, columns, "prompt and stream")

@@ -110,7 +110,7 @@ def read_folder(folder: Path, limit: int | None = None) -> dict[str, list[Row]]:
     return rows
 
 
-def read_others(file: Path, least: int) -> dict[str, list[Row]]:
+def read_others(file: Path, least: int) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the tasks of a file of texts that have at least `least` of them, each with an input.
 
     Raises:
