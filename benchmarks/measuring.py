@@ -15,7 +15,7 @@ from rich.table import Table
 
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import configure_logging
-from streamlearn.settings.file import packaged_folder
+from streamlearn.settings.settings import packaged_folder
 
 SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 SHARED = Path("../shared/data")

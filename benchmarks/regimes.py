@@ -29,8 +29,7 @@ from benchmarks.daemon import without_http
 from benchmarks.data import read_texts, to_lines, to_record
 from benchmarks.measuring import OTHERS, command, grid, parser, resident_mib, show
 from benchmarks.streams import BATCH_RECORDS, text_decoder
-from streamlearn.adapters.check import activated_parameters
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.daemon.build import Components

@@ -23,9 +23,8 @@ from benchmarks.learn.baselines import BaselineContext, batches
 from benchmarks.learn.methods import Arm, Method, Profile, own_values, read_arm
 from benchmarks.learn.scores import Metric, Reference, score_answer
 from benchmarks.learn.suites import Suite, shortened
-from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.context import Slot
-from streamlearn.adapters.presets import objective
+from streamlearn.adapters.presets import activated_parameters, objective
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon

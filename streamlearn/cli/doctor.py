@@ -27,8 +27,8 @@ from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import activated_parameters, adapter_bytes
-from streamlearn.adapters.check import check as check_adapter
+from streamlearn.adapters.presets import activated_parameters, adapter_bytes
+from streamlearn.adapters.presets import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState

@@ -12,7 +12,7 @@ import orjson
 from rich.table import Table
 
 from connectors.jsonl import read_lines
-from streamlearn.adapters.check import check
+from streamlearn.adapters.presets import check
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.cli.client import checked_response, daemon_url, request
 from streamlearn.cli.status import Cell, render_table

@@ -21,8 +21,7 @@ from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.serve.app import create_app
-from streamlearn.serve.health import health_app
+from streamlearn.serve.app import create_app, health_app
 from streamlearn.serve.models import SnapshotRow
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import Settings

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+from pydantic import TypeAdapter
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -121,7 +122,7 @@ def regimes_table(response: Any) -> RenderableType:
         UsageError: the response is that of another release.
     """
     with checked_response("the daemon"):
-        regimes = RegimesView.model_validate(response).regimes
+        regimes = TypeAdapter(RegimesView).validate_python(response).regimes
     return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
 
 
@@ -132,10 +133,10 @@ def tables(responses: dict[str, Any]) -> RenderableType:
         UsageError: the responses are those of another release.
     """
     with checked_response("the daemon"):
-        status = StatusView.model_validate(responses["status"])
-        regimes = RegimesView.model_validate(responses["regimes"]).regimes
+        status = TypeAdapter(StatusView).validate_python(responses["status"])
+        regimes = TypeAdapter(RegimesView).validate_python(responses["regimes"]).regimes
         shifts = ShiftsView.model_validate(responses["shifts"])
-        publication = PublicationView.model_validate(responses["publication"])
+        publication = TypeAdapter(PublicationView).validate_python(responses["publication"])
     parts: list[RenderableType] = [_overview(status), ""]
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))

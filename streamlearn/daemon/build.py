@@ -16,8 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import check
-from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig, check
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
 from streamlearn.daemon.checkpoint import Checkpoint
