@@ -24,7 +24,6 @@ from transformers.utils import logging
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.checks import find_plain_head, packing_obstacle
 from streamlearn.backbone.quantization import check_installed, quantize
-from streamlearn.backbone.shard import shard
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -272,6 +271,8 @@ def load(
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
     if mesh is not None:
+        from streamlearn.backbone.shard import shard  # noqa: PLC0415  only a divided backbone needs it
+
         _measure(settings, model)
         shard(model, mesh, is_vision=shape.is_vision)
     model.to(device)

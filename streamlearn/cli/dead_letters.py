@@ -227,7 +227,7 @@ def details(dead_letter: "DeadLetter", *, content: bool) -> dict[str, Any]:
 
 
 def table(dead_letters: "Sequence[DeadLetter]", total: int) -> RenderableType:
-    from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
+    from streamlearn.cli.options import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not dead_letters:
         return "no dead letters"

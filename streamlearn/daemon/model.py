@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
 from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import Backbone, Outline, load
-from streamlearn.baselines.consolidate import hooks_for
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
@@ -73,7 +72,10 @@ class Model:
             cache=AdapterCache(offloaded, settings.adapter.max_in_memory),
             compute=compute,
         )
-        self.learner.hooks = hooks_for(self.learner, settings)
+        if not wanted.is_plain:
+            from streamlearn.baselines.consolidate import BaselineHooks  # noqa: PLC0415  the default preset has none
+
+            self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
         types = settings.learner.sample_types if wanted.localized_balance else ()
         backbone = self.backbone
         self.decoder = Decoder(

@@ -224,7 +224,7 @@ def test_an_unusable_record_is_refused(backbone: Backbone) -> None:
     cases: list[tuple[dict[str, Any], Reason, str]] = [
         ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
         ({"text": "a"}, Reason.BAD_FORM, "image requires"),
-        ({"prompt": "a", "completion": "c", "image": []}, Reason.TOO_LARGE, "1 to 8 images"),
+        ({"prompt": "a", "completion": "c", "image": ["!"] * 9}, Reason.TOO_LARGE, "at most 8 images"),
         ({"prompt": "a", "completion": "c", "image": "!"}, Reason.BAD_IMAGE, "base64"),
         ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never downloaded"),
         ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),
