@@ -30,7 +30,7 @@ def sealed(content: bytearray) -> bytearray:
     return content
 
 
-def read(content: bytes) -> list[Any]:
+def read(content: bytearray) -> list[Any]:
     install()
     found = MemoryRecords(bytes(content)).next_batch()
     assert isinstance(found, LenientBatch)
