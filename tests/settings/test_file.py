@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no source": ({}, "source: required, but missing"),
     "an empty source": ({"source": {}}, "exactly one of kafka and jsonl must be set, found none"),
     "two sources": ({"source": {"kafka": LOCAL, "jsonl": {"path": "a"}}}, "found kafka and jsonl"),
-    "no topics": (kafka(topics=[]), "source.kafka.topics"),
+    "no topics": (kafka(topics=[]), "source.kafka: either topics or topics.pattern must be set, found neither"),
     "a wrong type": (jsonl(stream={"max_tokens": "many"}), "stream.max_tokens: .*, found 'many'"),
     "zero": (jsonl(stream={"batch_records": 0}), "stream.batch_records: .*greater than 0, found 0"),
     "a record larger than a batch": (jsonl(stream={"max_tokens": 4096}), "max_tokens 4096 exceeds batch_tokens 2048"),

@@ -121,7 +121,7 @@ def test_every_key_has_a_row() -> None:
 def test_types_and_defaults_are_those_of_yaml() -> None:
     assert ROWS["seed"][:2] == ["integer", "`0`"]
     assert ROWS["source.jsonl.follow"][:2] == ["true or false", "`false`"]
-    assert ROWS["source.kafka.topics"][:2] == ["list", "required"]
+    assert ROWS["source.kafka.bootstrap_servers"][:2] == ["text", "required"]
     assert ROWS["source.kafka.sasl_plain_password"][:2] == ["secret", "-"]
     assert ROWS["learner.betas"][:2] == ["list", "`[0.9, 0.95]`"]
     assert ROWS["stream.overlong"][:2] == ["`truncate`, `dead_letter`", "`truncate`"]
