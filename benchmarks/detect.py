@@ -260,6 +260,7 @@ def _with_monitor(settings: ShiftSettings, tests: Sequence[WindowTest]) -> Run:
     def run(stream: Stream, tasks: Sequence[Task]) -> tuple[Assigned, Classify]:
         monitor = Monitor(settings, seed=0, tests=tests)
         assigned = run_monitor(monitor, list(stream.examples(tasks)))
+        monitor.trained = monitor.state
 
         def classify(examples: Sequence[Example]) -> list[int]:
             return [one.slot for one in monitor.assign([input_of(example) for example in examples])]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.regimes.regime import Regime, slot_of
 from streamlearn.regimes.start import Fallback
-from streamlearn.shift.monitor import Monitor, MonitorState
+from streamlearn.shift.monitor import Monitor
 from streamlearn.shift.routing import Assignment
 from streamlearn.status import AnsweredBy, Requested, Route, UnknownRegimeError
 
@@ -26,30 +26,6 @@ class RoutedInput(NamedTuple):
     route: Route
 
 
-class TrainedInputs:
-    """The monitor's knowledge of inputs as of the last trained batch, which requests and probes use.
-
-    The monitor itself has read further ahead. A restart might read other records there.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-        self.state = MonitorState()
-
-    @property
-    def numbers(self) -> dict[int, int]:
-        """Number of each regime that it knows, by slot; empty before the first trained batch."""
-        return self.state.detector.numbers
-
-    def assign(self, inputs: Sequence[NDArray[Any]], slot: int | None = None) -> list[Assignment]:
-        """See `Monitor.assign`."""
-        return self._monitor.assign(inputs, self.state, slot=slot)
-
-    def rank(self, inputs: Sequence[NDArray[Any]]) -> list[int]:
-        """See `Monitor.rank`."""
-        return self._monitor.rank(inputs, self.state)
-
-
 def largest(regimes: Mapping[int, Regime], *, without: int | None = None) -> tuple[int, ...]:
     """Slots of the regimes whose adapters the mean is of, most records first, except for the one in slot `without`."""
     others = [slot for slot in regimes if slot != without]
@@ -60,10 +36,10 @@ class RequestRouter:
     """Routes inputs by the regimes that were trained on. Changes nothing."""
 
     def __init__(
-        self, inputs: TrainedInputs, fallback: Fallback, *, routes_by_regime: bool, max_known_rejected: float
+        self, monitor: Monitor, fallback: Fallback, *, routes_by_regime: bool, max_known_rejected: float
     ) -> None:
         """`max_known_rejected`: the setting of `serve`."""
-        self._inputs = inputs
+        self._monitor = monitor
         self._fallback = fallback
         self._routes_by_regime = routes_by_regime
         self._max_known_rejected = max_known_rejected
@@ -83,7 +59,7 @@ class RequestRouter:
         if not regimes:
             return [RoutedInput(NO_REGIME, _UNKNOWN)] * len(inputs)
         averaged = largest(regimes)
-        routed = [self._routed(assigned, regimes, averaged) for assigned in self._inputs.assign(inputs)]
+        routed = [self._routed(assigned, regimes, averaged) for assigned in self._monitor.assign(inputs)]
         if requested == "backbone":
             return [RoutedInput(NO_REGIME, replace(found.route, answered_by="backbone")) for found in routed]
         return routed
@@ -101,7 +77,7 @@ class RequestRouter:
         if not self._is_described(regimes[slot]):
             assigned = [Assignment(slot, 1.0)] * len(inputs)
         else:
-            assigned = self._inputs.assign(inputs, slot)
+            assigned = self._monitor.assign(inputs, slot)
         return [RoutedInput(slot, self._route(result, regimes, "regime")) for result in assigned]
 
     def _is_described(self, regime: Regime | None) -> bool:
@@ -110,7 +86,7 @@ class RequestRouter:
         A regime is entered before its first batch is trained on. Until then the slot has no profile, or that of the
         regime that had the slot before.
         """
-        numbers = self._inputs.numbers
+        numbers = self._monitor.trained.detector.numbers
         return not numbers or (regime is not None and numbers.get(regime.slot) == regime.number)
 
     def _routed(self, assigned: Assignment, regimes: Mapping[int, Regime], averaged: tuple[int, ...]) -> RoutedInput:

@@ -91,7 +91,7 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
         assert adaptation.return_checks.applies(again, adaptation.by_slot)
         assigned = AssignedBatch(Batch((), (), ()), (), (again,))
         upcoming = Upcoming(assigned, 9, 0, adaptation.by_slot, {}, lambda _: ())
-        adaptation.monitor.load(adaptation.inputs.state)
+        adaptation.monitor.load(adaptation.monitor.trained)
         assert not adaptation.return_checks.refuse(upcoming)
 
 

@@ -253,7 +253,9 @@ def test_after_a_regime_is_forgotten_a_restart_repeats_everything(slot: int, is_
         monitor.flush()
     read_before = monitor.records_read
     assert taken.after.detector.segment.slot == 2
-    state = monitor.forget(slot, taken.after)
+    monitor.trained = taken.after
+    monitor.forget(slot)
+    state = monitor.trained
     assert monitor.records_read == read_before
     assert (state.detector.regimes[slot], state.undecided) == (None, ())
     again = restarted(state)
