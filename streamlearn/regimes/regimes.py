@@ -27,8 +27,15 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.holdout import Forgetting, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
-from streamlearn.regimes.route import RequestRouter, RoutedInput, largest
-from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
+from streamlearn.regimes.route import (
+    MAX_CANDIDATES,
+    Fallback,
+    HeadStart,
+    RequestRouter,
+    RoutedInput,
+    largest,
+    measure_head_start,
+)
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_va
 
 from streamlearn.settings.section import Section, check_token, host_name, is_loopback, server_urls
 
-
 ServerUrls = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(server_urls)]
 
 

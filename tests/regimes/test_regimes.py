@@ -17,8 +17,7 @@ from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.regimes import regimes
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
-from streamlearn.regimes.route import RoutedInput
-from streamlearn.regimes.start import HeadStart, measure_head_start
+from streamlearn.regimes.route import HeadStart, RoutedInput, measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector

@@ -10,7 +10,7 @@ from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.start import Fallback, HeadStart, measure_head_start
+from streamlearn.regimes.route import Fallback, HeadStart, measure_head_start
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, make_learner, tiny
 
