@@ -77,6 +77,8 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        if record.unreadable:
+            raise RecordError(Reason.UNREADABLE, record.unreadable)
         return self.decode_value(parse(record.value, self._settings))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
