@@ -2,27 +2,36 @@
 
 import asyncio
 import hashlib
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi import Path as PathArgument
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from streamlearn import __version__
-from streamlearn.controls import AuditLog
+from streamlearn import __version__, controls
+from streamlearn.controls import VERBS, AuditLog, Control, Requester, Scope, Verb
+from streamlearn.errors import SnapshotError
+from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import SAFE_METHODS, Defaults, guards
 from streamlearn.http.responses import ApiError, unavailable
 from streamlearn.jobs.queue import (
+    ControlJob,
+    ControlResult,
     EvalJob,
     EvalResult,
     Job,
     JobQueue,
     PromptInput,
+    QueueClosedError,
     Result,
     RouteJob,
     RouteResult,
@@ -30,7 +39,6 @@ from streamlearn.jobs.queue import (
     SnapshotResult,
 )
 from streamlearn.serve import metrics
-from streamlearn.serve.controls import control_routes
 from streamlearn.serve.errors import (
     RETRY_AFTER_S,
     install_error_handlers,
@@ -39,6 +47,7 @@ from streamlearn.serve.errors import (
     wait_for_result,
 )
 from streamlearn.serve.models import (
+    CONTROL_ERRORS,
     JOB_ERRORS,
     ErrorBody,
     EvalRequest,
@@ -50,6 +59,8 @@ from streamlearn.serve.models import (
     PublicationView,
     Readiness,
     RegimesView,
+    RenameRequest,
+    RollbackRequest,
     RouteRequest,
     ShiftsView,
     SnapshotList,
@@ -64,6 +75,8 @@ from streamlearn.serve.openai import openai_routes
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock
+
+_log = get_logger("serve")
 
 # The largest request would take 2048 s: 1024 examples at one per second, with half the time left to training. Clients
 # split such requests.
@@ -253,6 +266,113 @@ def _prompt_of(body: PromptRequest) -> PromptInput:
     fields = body.model_dump(mode="json", include={"messages", "image"})
     messages = None if fields["messages"] is None else tuple(fields["messages"])
     return PromptInput(body.prompt, messages, fields["image"])
+
+
+MAX_ARGUMENT_CHARS = 100
+
+_ARGUMENTS: dict[Scope, dict[str, Any]] = {
+    Scope.RUN: {},
+    Scope.SNAPSHOT: {"snapshot": Annotated[str, PathArgument(description="Name of a snapshot.", max_length=40)]},
+    Scope.REGIME: {"number": Annotated[int, PathArgument(description="Number of a regime.", ge=1, lt=1 << 63)]},
+}
+_BODIES: dict[str, tuple[Any, Any]] = {
+    "rollback": (RollbackRequest | None, None),
+    "rename": (RenameRequest, inspect.Parameter.empty),
+}
+"""Type and default of the body, by verb."""
+
+
+def requester(request: Request) -> Requester:
+    peer = request.client.host if request.client is not None else None
+    return Requester.from_request(peer, token=True, agent=request.headers.get("user-agent", ""))
+
+
+def control_routes(board: Board, jobs: JobQueue, audit: AuditLog, deadline_s: float) -> APIRouter:
+    """A route for each of `VERBS`.
+
+    A control that the loop begins gets its lines in the audit log from the loop. All others that have the token get
+    theirs here: an unknown field, a daemon that is not ready, a client that left.
+    """
+    routes = APIRouter(tags=["controls"], route_class=_audited(audit))
+
+    async def run(request: Request, control: Control) -> Result:
+        require_ready(board)
+        future = jobs.submit(ControlJob(control, requester(request)))
+        request.state.begun = lambda: not future.cancelled()
+        return await wait_for_result(request.receive, future, deadline_s)
+
+    for verb in VERBS.values():
+        description = verb.help if verb.body else f"{verb.help} Takes no body."
+        routes.add_api_route(
+            verb.route,
+            _endpoint(verb, run),
+            methods=["POST"],
+            name=verb.name,
+            response_model=ControlResult,
+            summary=verb.title,
+            description=description,
+            responses=CONTROL_ERRORS,
+        )
+    return routes
+
+
+Run = Callable[[Request, Control], Coroutine[Any, Any, Result]]
+
+
+def _endpoint(verb: Verb, run: Run) -> Callable[..., Coroutine[Any, Any, Result]]:
+    """The handler of a verb; FastAPI reads its arguments from its signature."""
+
+    async def endpoint(request: Request, body: Any = None, **arguments: Any) -> Result:
+        fields = {} if body is None else {name: getattr(body, key) for name, key in verb.body.items()}
+        return await run(request, Control(verb.name, {**arguments, **verb.defaults, **fields}))
+
+    required = {"request": Request, **_ARGUMENTS[verb.scope]}
+    parameters = [inspect.Parameter(name, _BY_NAME, annotation=kind) for name, kind in required.items()]
+    if verb.name in _BODIES:
+        kind, default = _BODIES[verb.name]
+        parameters.append(inspect.Parameter("body", _BY_NAME, annotation=kind, default=default))
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return endpoint
+
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def _audited(audit: AuditLog) -> type[APIRoute]:
+    """A route that writes a line for each control that the loop does not begin."""
+
+    class AuditedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Exception as error:
+                    begun = getattr(request.state, "begun", lambda: False)
+                    if not begun() or isinstance(error, QueueClosedError):
+                        await asyncio.to_thread(_write_refusal, audit, self.name, request, _reason(error))
+                    raise
+
+            return handler
+
+    return AuditedRoute
+
+
+def _write_refusal(audit: AuditLog, verb: str, request: Request, why: str) -> None:
+    """Write the line of a refused control; a failure is logged."""
+    arguments = {name: str(value)[:MAX_ARGUMENT_CHARS] for name, value in request.path_params.items()}
+    try:
+        audit.write(verb, arguments, requester(request), controls.Result.REFUSED, message=why)
+    except SnapshotError as error:
+        _log.error(Event.HTTP_FAILED, path=request.scope["path"][:MAX_ARGUMENT_CHARS], message=str(error))
+
+
+def _reason(error: Exception) -> str:
+    """One line for the audit log, without the values that a validation found."""
+    if isinstance(error, RequestValidationError):
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+    return f"{type(error).__name__}: {error}"[:400]
 
 
 def health_app(board: Board) -> FastAPI:
