@@ -241,8 +241,8 @@ def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx2.
     paths = described["paths"]
     reading = {"/v1/status", "/v1/history", "/v1/regimes", "/v1/shifts", "/v1/publication", "/v1/snapshots"}
     jobs = {"/v1/eval", "/v1/route"}
-    snapshots = {f"/v1/snapshots/{{snapshot}}/{each}" for each in ("pin", "unpin", "rollback")}
-    regimes = {f"/v1/regimes/{{number}}/{each}" for each in ("freeze", "unfreeze", "rename", "approve", "drop")}
+    snapshots = {f"/v1/snapshots/{{snapshot}}/{verb}" for verb in ("pin", "unpin", "rollback")}
+    regimes = {f"/v1/regimes/{{number}}/{verb}" for verb in ("freeze", "unfreeze", "rename", "approve", "drop")}
     controls = {"/v1/pause", "/v1/resume", *snapshots, *regimes}
     official = {"/v1/models", "/v1/completions", "/v1/chat/completions"}
     assert set(paths) == {"/livez", "/readyz", "/metrics", *reading, *jobs, *controls, *official}

@@ -14,14 +14,14 @@ from streamlearn.serve.app import PREFIX, is_page_request
 from tests.serve.doubles import AUTHORIZED, SETTINGS, Daemon
 
 STATIC = files("streamlearn.serve") / "static"
-OWN = sorted(each.name for each in STATIC.iterdir())
+OWN = sorted(file.name for file in STATIC.iterdir())
 SERVED = [name for name in OWN if name != "index.html"] + list(library.FILES)
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 EXTERNAL = re.compile(r"""(?:https?:)?//[\w.-]+\.\w+""")
 
 
 def directives(policy: str) -> dict[str, str]:
-    return {name: value for name, _, value in (each.strip().partition(" ") for each in policy.split(";"))}
+    return {name: value for name, _, value in (part.strip().partition(" ") for part in policy.split(";"))}
 
 
 def test_a_browser_gets_the_page_and_a_program_the_list_of_endpoints(client: httpx2.Client) -> None:
@@ -41,7 +41,7 @@ def test_every_file_has_the_headers_that_keep_foreign_code_out(client: httpx2.Cl
     headers = client.get(path, headers=BROWSER).raise_for_status().headers
     policy = directives(headers["content-security-policy"])
     assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
-    assert {policy[f"{each}-src"] for each in ("script", "style", "connect", "img")} == {"'self'"}
+    assert {policy[f"{kind}-src"] for kind in ("script", "style", "connect", "img")} == {"'self'"}
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
@@ -117,4 +117,4 @@ def test_without_the_chart_library_the_page_still_opens(monkeypatch: pytest.Monk
     with httpx2.Client(base_url=f"http://127.0.0.1:{daemon.server.port}") as client:
         found = [client.get(PREFIX + name) for name in library.FILES]
     daemon.stop()
-    assert [(each.status_code, each.content) for each in found] == [(200, b""), (200, b"")]
+    assert [(response.status_code, response.content) for response in found] == [(200, b""), (200, b"")]
