@@ -216,14 +216,27 @@ def events(folder: Path) -> list[Any]:
     return read
 
 
-def test_tensorboard_gets_points_at_their_steps_and_a_rewind_or_failure_begins_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_gets_points_at_their_steps_and_a_rewind_voids_later_ones(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     tracker = TensorBoardTracker(tmp_path)
     tracker.write([Sample(12, 17.5, (Point("loss/batch", 12, 2.0),))])
     note = Note("shift/inputs", 8, "inputs 1: regime 1 to 2")
     tracker.write([Sample(8, 18.0, (Point("loss/batch", 8, 2.5),), (note,), rewound_to=8)])
+
+    tracker.close(finished=True)
+    tracker.close(finished=True)
+    written = events(tmp_path)
+    points = [(event.step, event.summary.value[0].tag) for event in written if event.summary.value]
+    assert sorted(points) == [(8, "loss/batch"), (8, "shift/inputs/text_summary"), (12, "loss/batch")]
+    assert sorted(event.step for event in written if event.HasField("session_log")) == [9, 12]
+
+
+def test_an_unwritable_event_file_is_an_error_and_the_next_write_begins_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX")
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.write([Sample(12, 17.5)])
 
     def full() -> None:
         raise OSError(28, "No space left on device")
@@ -233,11 +246,7 @@ def test_tensorboard_gets_points_at_their_steps_and_a_rewind_or_failure_begins_a
         tracker.write([Sample(9, 19.0)])
     tracker.write([Sample(9, 19.0)])  # begins another file
     tracker.close(finished=True)
-    tracker.close(finished=True)
-    written = events(tmp_path)
-    points = [(event.step, event.summary.value[0].tag) for event in written if event.summary.value]
-    assert sorted(points) == [(8, "loss/batch"), (8, "shift/inputs/text_summary"), (12, "loss/batch")]
-    assert sorted(event.step for event in written if event.HasField("session_log")) == [9, 9, 12]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
