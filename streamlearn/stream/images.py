@@ -18,9 +18,10 @@ from PIL import Image, ImageFile, ImageOps
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.encode import Encoder
 from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
+from streamlearn.stream.template import Message, parts
 
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 
@@ -251,12 +252,9 @@ class ImagePlaceholders:
 
 def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage]) -> list[Message]:
     """Add a part for every image at the start of the first user message, unless a message has such parts already."""
-    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    if not images or any(part["type"] == "image" for part in parts):
+    if not images or any(part["type"] == "image" for message in messages for part in parts(message["content"])):
         return list(messages)
     changed = list(messages)
     at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    content = changed[at]["content"]
-    text_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    changed[at] = {**changed[at], "content": [{"type": "image"}] * len(images) + text_parts}
+    changed[at] = {**changed[at], "content": [{"type": "image"}] * len(images) + parts(changed[at]["content"])}
     return changed
