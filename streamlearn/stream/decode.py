@@ -26,7 +26,7 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.conversation import Conversation, read_conversation
 from streamlearn.stream.encode import Encoder
-from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, record_image, with_image_parts
+from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
 from streamlearn.stream.parse import json_type, parse, read_integers, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage
 
@@ -76,6 +76,8 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        if record.unreadable:
+            raise RecordError(Reason.UNREADABLE, record.unreadable)
         return self.decode_value(parse(record.value, self._settings))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
@@ -151,7 +153,7 @@ class Decoder:
 
     def _form(self, value: Mapping[str, Any]) -> str:
         form = _form(value)
-        if "image" in value:
+        if has_images(value):
             if self._placeholders.vision is None:
                 raise RecordError(
                     Reason.BAD_FORM, "image: this backbone reads only text; set backbone.model to an image-text model"
