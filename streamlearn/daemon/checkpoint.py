@@ -420,7 +420,7 @@ class Checkpoint:
     def _seek(self, state: RunState, identity: Mapping[str, str], *, is_new: bool) -> Position:
         """Position the source and the ledger; return where each partition begins that is read."""
         wanted = state.ledger.position
-        position = self._source.seek(wanted, identity)
+        position = self._source.seek(wanted, identity, self._controls.state.skipped)
         self._identity = {**identity, **self._source.identity}
         has_new_partition = not is_new and not position.keys() <= wanted.keys()
         state.moved_since_save = has_new_partition or bool(wanted.gaps_to(position))

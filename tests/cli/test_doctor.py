@@ -1,7 +1,7 @@
 """`doctor` and `check-config` name every fault that a start would fail on, and change nothing."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import StateLock
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.position import Position
+from streamlearn.stream.position import OffsetRange, Position
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 
@@ -188,8 +188,13 @@ def test_a_port_that_is_taken_is_found(make: Make) -> None:
 class Expired(JsonlSource):
     """A source that starts four lines late, as a topic does if gaps are allowed."""
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
-        return Position({origin: line + 4 for origin, line in super().seek(position, identity).items()})
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
+        return Position({origin: line + 4 for origin, line in super().seek(position, identity, skipped).items()})
 
 
 def test_what_a_start_would_skip_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
