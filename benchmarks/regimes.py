@@ -106,7 +106,7 @@ class TwoRounds:
 
 def measure_returns(drawn: TwoRounds) -> dict[str, Any]:
     """Assign the records of both rounds by their inputs; JSON-ready."""
-    decoder, _ = text_decoder()
+    decoder = text_decoder()
     tasks = len(drawn.segments) // 2
     monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), seed=0)
     regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))
