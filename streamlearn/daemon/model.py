@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
 from streamlearn.adapters.tuner import SHARED, attach
-from streamlearn.backbone.load import Backbone, Outline, load
+from streamlearn.backbone.load import Backbone, Outline, Preprocessing, load
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
@@ -76,11 +76,7 @@ class Model:
             from streamlearn.baselines.consolidate import BaselineHooks  # noqa: PLC0415  the default preset has none
 
             self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
-        types = settings.learner.sample_types if wanted.localized_balance else ()
-        backbone = self.backbone
-        self.decoder = Decoder(
-            backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
-        )
+        self.decoder = decoder_of(settings, self.backbone)
         self.adaptation = Regimes(self.learner, settings, self.decoder.with_images)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
@@ -108,6 +104,12 @@ class Model:
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
         self.adaptation.restore(snapshot.component("regimes", RegimesState))
+
+
+def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decoder:
+    """Build the decoder of a configuration; `load_preprocessing` suffices for it."""
+    types = settings.learner.sample_types if objective(settings).localized_balance else ()
+    return Decoder(backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template)
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:
