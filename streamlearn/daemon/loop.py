@@ -4,6 +4,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -79,6 +80,8 @@ class Daemon:
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
         self.status_publisher = StatusPublisher(board, components)
+        self._truncates = False
+        """Whether the last batch had truncated records."""
         self._stop_reason: str | None = None
         self._fault: StreamlearnError | None = None
         """Why the process must end: memory may differ from disk."""
@@ -222,6 +225,7 @@ class Daemon:
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
+        self._note_truncations(assigned.batch)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
             self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
@@ -272,6 +276,19 @@ class Daemon:
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]
         return self.components.crash_guard.training(self.learner.number + 1, ids)
+
+    def _note_truncations(self, batch: Batch) -> None:
+        """Log the first of consecutive batches with truncated records."""
+        truncations = batch.truncations
+        if truncations and not self._truncates:
+            _log.warning(
+                Event.RECORDS_TRUNCATED,
+                forms=dict(Counter(truncation.form for truncation in truncations)),
+                tokens=sum(truncation.num_cut for truncation in truncations),
+                max_tokens=self.components.settings.stream.max_tokens,
+                overlong=self.components.settings.stream.overlong,
+            )
+        self._truncates = bool(truncations)
 
     def _note_journal(self, fault: SnapshotError | None) -> None:
         if fault is not None:

@@ -85,6 +85,8 @@ class StatusPublisher:
             loss_smoothed=state.loss_smoothed,
             learning_rate=self._learner.learning_rate,
             dead_letters=dict(state.reasons),
+            truncated_records=dict(state.truncated),
+            truncated_tokens=dict(state.cut_tokens),
             update_refusals=state.refusals,
             adaptation=adaptation,
             history=self._history.status,

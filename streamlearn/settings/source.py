@@ -268,9 +268,10 @@ class StreamSettings(Section):
     """Maximum width times height of an image, pixels; read from its header before it is decoded."""
     max_tokens: PositiveInt = 1024
     """Maximum length of a record after tokenization, tokens."""
-    overlong: Literal["truncate", "dead_letter"] = "truncate"
-    """What happens to a longer record: truncate removes the start of the prompt (the end of plain text); dead_letter
-    sets it aside."""
+    overlong: Literal["middle", "truncate", "dead_letter"] = "middle"
+    """What happens to a longer record: middle keeps the head and the tail of the prompt, and of a conversation the
+    system message and the last turns; truncate removes the start of the prompt; both remove the end of plain text;
+    dead_letter sets the record aside. Shift detection reads the whole prompt."""
     batch_tokens: PositiveInt = 2048
     """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8
