@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from streamlearn.settings.section import Section, first_exposed, is_loopback
+from streamlearn.settings.section import Section, is_loopback
 
 _KAFKA_REFUSED = {
     "enable_auto_commit": "offsets are committed after each snapshot; remove the key",
@@ -199,7 +199,7 @@ class KafkaSettings(Section):
                 "sasl.oauthbearer.token.endpoint.url must be https://HOST/PATH; the credentials belong into "
                 "sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.file"
             )
-        if first_exposed([url]) is not None:
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise ValueError(f"sasl.oauthbearer.token.endpoint.url must be https, found {url}: it receives the secret")
 
 

@@ -14,13 +14,13 @@ from connectors.kafka.source import KafkaSource
 from streamlearn.errors import CredentialsError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.position import Position
-from tests.broker import needed_kafka, running
+from tests.broker import Broker, needed_kafka, running
 from tests.connectors.kafka.doubles import SteppingClock, settings
 from tests.connectors.kafka.secured import CLIENT, SECRET, OAuthBroker, TokenEndpoint, unsigned_token
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OAuthBroker]:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     yield from running(OAuthBroker(needed_kafka(), tmp_path_factory.mktemp("oauth")))
 
 
@@ -56,7 +56,9 @@ def oauth(**values: Any) -> KafkaSettings:
 def read_through(broker: OAuthBroker, configured: KafkaSettings, seconds: float) -> tuple[list[int], list[int]]:
     """Write and read a record at a time; return their numbers and what was read."""
     (topic,) = configured.topics
-    source, written, found = KafkaSource(configured, start_timeout_s=10.0), [], []
+    source = KafkaSource(configured, start_timeout_s=10.0)
+    written: list[int] = []
+    found: list[int] = []
     source.seek(Position())
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or len(found) < len(written):
