@@ -59,6 +59,7 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     name = re.sub(r"[\w.]+\.", "", str(annotation) if get_origin(annotation) else annotation.__name__)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
+    words |= {"dict[str, str]": "mapping"}
     return words.get(name, "list" if name.startswith("tuple") else "secret" if name == "SecretStr" else name)
 
 
