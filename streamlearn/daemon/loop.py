@@ -4,7 +4,7 @@
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -84,6 +84,8 @@ class Daemon:
         self._throughput = Throughput()
         self._has_published = False
         self._logged_at = 0.0
+        self._truncates = False
+        """Whether the last batch had truncated records."""
         self._stop_reason: str | None = None
         self._fault: StreamlearnError | None = None
         """Why the process must end: memory may differ from disk."""
@@ -227,6 +229,7 @@ class Daemon:
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
+        self._note_truncations(assigned.batch)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
             self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
@@ -277,6 +280,19 @@ class Daemon:
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]
         return self.components.crash_guard.training(self.learner.number + 1, ids)
+
+    def _note_truncations(self, batch: Batch) -> None:
+        """Log the first of consecutive batches with truncated records."""
+        truncations = batch.truncations
+        if truncations and not self._truncates:
+            _log.warning(
+                Event.RECORDS_TRUNCATED,
+                forms=dict(Counter(truncation.form for truncation in truncations)),
+                tokens=sum(truncation.num_cut for truncation in truncations),
+                max_tokens=self.components.settings.stream.max_tokens,
+                overlong=self.components.settings.stream.overlong,
+            )
+        self._truncates = bool(truncations)
 
     def _note_journal(self, fault: SnapshotError | None) -> None:
         if fault is not None:
@@ -488,6 +504,8 @@ class Daemon:
             loss_smoothed=state.loss_smoothed,
             learning_rate=self.learner.learning_rate,
             dead_letters=dict(state.reasons),
+            truncated_records=dict(state.truncated),
+            truncated_tokens=dict(state.cut_tokens),
             update_refusals=state.refusals,
             adaptation=adaptation,
             history=self.history.status,
