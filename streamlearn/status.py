@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from pydantic import ConfigDict, Field, StringConstraints, computed_field
 
 from streamlearn.errors import Reason, StreamlearnError
+from streamlearn.stream.record import FORMS
 
 FIELD_DOCS = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
@@ -532,6 +533,10 @@ class Progress:
     """Records kept out of training: to measure forgetting, or because their regime is frozen."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Unusable records, by reason."""
+    truncated_records: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Records cut to stream.max_tokens, by form."""
+    truncated_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Tokens that they lost, by form."""
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
     tokens_trained: int = 0
@@ -636,6 +641,9 @@ class Counters:
         self.update_refusals = counter("update_refusals", refusals)
         dead_letters = "Records set aside as unusable, by reason."
         self.dead_letters = counter("records_dead_lettered", dead_letters, ["reason"])
+        truncated = "Records cut to stream.max_tokens, by form."
+        self.truncated_records = counter("records_truncated", truncated, ["form"])
+        self.truncated_tokens = counter("tokens_truncated", "Tokens that truncated records lost, by form.", ["form"])
         shifts = "Detected shifts of the stream, by kind: inputs or answers; the first regime is not counted."
         self.shifts = counter("shifts", shifts, ["kind"])
         self.snapshot_write_seconds = duration("snapshot_write_seconds", "Duration of writing a snapshot.")
@@ -643,6 +651,9 @@ class Counters:
         self.job_pause_seconds = duration("job_pause_seconds", pauses)
         for reason in Reason:  # rate() needs a first sample
             self.dead_letters.labels(reason)
+        for form in FORMS:
+            self.truncated_records.labels(form.name)
+            self.truncated_tokens.labels(form.name)
         for kind in SHIFT_KINDS:
             self.shifts.labels(kind)
 
@@ -653,6 +664,9 @@ class Counters:
         self.steps.inc(max(0, now.step - before.step))
         for reason, number in (Totals(now.dead_letters) - Totals(before.dead_letters)).items():
             self.dead_letters.labels(reason).inc(number)
+        for name in ("truncated_records", "truncated_tokens"):
+            for form, number in (Totals(getattr(now, name)) - Totals(getattr(before, name))).items():
+                getattr(self, name).labels(form).inc(number)
         for kind, number in (Totals(now.adaptation.num_shifts) - Totals(before.adaptation.num_shifts)).items():
             self.shifts.labels(kind).inc(number)
 
@@ -684,6 +698,8 @@ class Board:
         self._status = replace(
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
+            truncated_records=MappingProxyType(dict(status.truncated_records)),
+            truncated_tokens=MappingProxyType(dict(status.truncated_tokens)),
             versions=MappingProxyType(dict(status.versions)),
         )
         self._on_publish(self._status)

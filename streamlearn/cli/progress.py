@@ -156,6 +156,12 @@ class ProgressDisplay:
             f"{trained:,} records trained, {status.records_dead_lettered:,} dead letters, {status.step:,} steps, "
             f"{time.monotonic() - self._started:.0f} s"
         )
+        for form, number in status.truncated_records.items():
+            self.console.print(
+                f"{number:,} records of form {form} were longer than stream.max_tokens and lost "
+                f"{status.truncated_tokens[form]:,} tokens",
+                soft_wrap=True,
+            )
         if self.shifts:
             self.console.print(_shifts(list(self.shifts), status.adaptation))
         self.console.print(f"{self.snapshots} snapshots in {state_folder}/snapshots", soft_wrap=True)

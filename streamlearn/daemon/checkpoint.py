@@ -135,6 +135,10 @@ class RunState:
     """Tokens trained on."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Dead letters by reason."""
+    truncated: Counter[str] = field(default_factory=Counter)
+    """Records cut to `stream.max_tokens`, by form."""
+    cut_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that they lost, by form."""
     refusals: int = 0
     """Updates refused because of a non-finite loss or gradient."""
     bad_in_a_row: int = 0
@@ -169,6 +173,9 @@ class RunState:
         refused = step is not None and step.refusal is not None
         self.ledger.account(batch, refused=refused, held_out=held_out)
         self.reasons.update(str(dead_lettered.reason) for dead_lettered in batch.dead_lettered)
+        for truncation in batch.truncations:
+            self.truncated[truncation.form] += 1
+            self.cut_tokens[truncation.form] += truncation.num_cut
         self.records_since_save += len(batch.records) + len(batch.dead_lettered)
         if step is None:
             return

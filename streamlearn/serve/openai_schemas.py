@@ -11,7 +11,7 @@ from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, Sampling
 from streamlearn.serve.models import PositiveCount, require_number
 from streamlearn.status import Route
-from streamlearn.stream.decode import Role
+from streamlearn.stream.conversation import Role
 
 DEFAULT_NAME = "streamlearn"
 DEFAULT_TEXT_TOKENS = 16

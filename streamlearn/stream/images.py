@@ -20,9 +20,10 @@ from PIL import Image, ImageFile, ImageOps
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.encode import Encoder
 from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
+from streamlearn.stream.template import Message
 
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 _OTHERS: Mapping[str, re.Pattern[bytes]] = {
@@ -267,6 +268,14 @@ class ImagePlaceholders:
     def __init__(self, vision: VisionProcessor | None, limits: StreamSettings) -> None:
         self.vision = vision
         self._limits = limits
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """Tokens of a placeholder before and after its image token."""
+        if self.vision is None:
+            return 0, 0
+        before = self.vision.placeholder.index(self.vision.image_token)
+        return before, len(self.vision.placeholder) - 1 - before
 
     def images(self, value: Mapping[str, Any]) -> tuple[RecordImage, ...]:
         """Decode the images of a record.

@@ -108,6 +108,18 @@ class RecordImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Truncation:
+    """What a record was before it was cut to `stream.max_tokens`."""
+
+    form: str
+    """Name of its form."""
+    num_cut: int
+    """Tokens cut off."""
+    input_ids: NDArray[np.int32]
+    """Its tokens that are not learned, for detection and routing; see `truncate.Draft`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Example:
     """One decoded record: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
 
@@ -121,6 +133,8 @@ class Example:
     """Index of each image's first token."""
     positions: NDArray[np.int64] | None = None
     """(P, T) positions of the tokens; None if they are 0, 1, 2, ..."""
+    truncation: Truncation | None = None
+    """None if the record was not cut."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -144,16 +158,17 @@ class StoredExample:
     labels: NDArray[np.int32]
     sample_type: str | None = None
     images: tuple[bytes, ...] = ()
+    truncation: Truncation | None = None
 
     @classmethod
     def from_example(cls, example: Example) -> Self:
         """Leave out everything that can be computed again from images."""
         images = tuple(image.data for image in example.images)
-        return cls(example.input_ids, example.labels, example.sample_type, images)
+        return cls(example.input_ids, example.labels, example.sample_type, images, example.truncation)
 
     def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
         """Return the example; `with_images` is `Decoder.with_images`."""
-        example = Example(self.input_ids, self.labels, self.sample_type)
+        example = Example(self.input_ids, self.labels, self.sample_type, truncation=self.truncation)
         return with_images(example, self.images) if self.images else example
 
 
@@ -165,6 +180,8 @@ class Prompt:
     images: tuple[RecordImage, ...] = ()
     positions: NDArray[np.int64] | None = None
     """See `Example.positions`."""
+    truncation: Truncation | None = None
+    """None if it was not cut."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -190,6 +207,11 @@ class Batch:
     """The records that became dead letters; their content is not kept."""
     runs: tuple[PartitionRun, ...] = ()
     """All of these records in the order in which they were read, for the journal."""
+
+    @property
+    def truncations(self) -> tuple[Truncation, ...]:
+        """Of the examples that were cut."""
+        return tuple(example.truncation for example in self.examples if example.truncation is not None)
 
     @property
     def num_tokens(self) -> int:

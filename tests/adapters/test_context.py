@@ -56,20 +56,6 @@ def favour(learner: Learner, slot: int, expert: int, strength: float = 50.0) -> 
         bank.bias_HKN[:, expert, slot] = strength
 
 
-@pytest.mark.parametrize("preset", ["mh-moe", "mot"])
-def test_hooks_get_a_description_of_each_routed_layer(make_learner: MakeLearner, preset: str) -> None:
-    """Names are those of the banks; the block is the layer itself, or the transformer block for sequence routing."""
-    learner = make_learner(preset=preset)
-    routed = [bank for bank in learner.banks if bank.router is not None]
-    found = recorded(learner, EXAMPLES, None).layers
-    assert [layer.name for layer in found] == [bank.name for bank in routed]
-    config = learner.banks[0].layer.head_lora_config["default"]
-    for layer, bank in zip(found, routed, strict=True):
-        assert layer == bank.info
-        assert (layer.routes, layer.scaling, layer.is_vision) == (config.routes, config.scaling, False)
-        assert layer.block == (bank.name if preset == "mh-moe" else ".".join(bank.name.split(".")[:3]))
-
-
 def test_each_record_is_routed_with_its_own_regimes_bias(make_learner: MakeLearner) -> None:
     """Two regimes in one packed batch: the tokens of each record go where its own bias sends them."""
     learner = make_learner(preset="cp-moe")
@@ -108,16 +94,16 @@ def test_a_bias_does_not_outlive_its_forward_pass(make_learner: MakeLearner) -> 
 def test_sequences_are_routed_whole_and_by_their_prompt_only(make_learner: MakeLearner) -> None:
     """`mot`: all tokens of a record and all linears of a block share one decision, which answers do not change."""
     learner = make_learner(preset="mot")
-    found = decisions(learner, EXAMPLES, None)
-    assert len(found) == 2  # one gate per block
-    assert all(each.selected_HKT.shape == (1, 8, 3) for each in found)
+    result = decisions(learner, EXAMPLES, None)
+    assert len(result) == 2  # one gate per block
+    assert all(each.selected_HKT.shape == (1, 8, 3) for each in result)
     changed = [
         replace(example, input_ids=example.input_ids.copy(), labels=example.labels.copy()) for example in EXAMPLES
     ]
     for example in changed:
         example.input_ids[4:] = 20
         example.labels[4:] = 20
-    torch.testing.assert_close(decisions(learner, changed, None)[0].native_HKT, found[0].native_HKT)
+    torch.testing.assert_close(decisions(learner, changed, None)[0].native_HKT, result[0].native_HKT)
 
 
 def test_exploration_noise_is_for_training(make_learner: MakeLearner) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
 from streamlearn.learner.memory import (
-    CPU,
-    CUDA,
     MAX_RETRIES,
     is_out_of_memory,
     random_state,
     restore_random_state,
-    slices,
     with_oom_retry,
 )
 from tests.doubles import random_examples
@@ -50,21 +46,14 @@ def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts
     """Loss, gradient norm, figures of each record and updated weights are those of one pass."""
     whole, split = make_learner(preset=preset), make_learner(preset=preset)
     for _ in range(3):
-        expected, found = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
-    assert found.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
-    assert (found.loss, found.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
+        expected, result = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
+    assert result.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
+    assert (result.loss, result.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
     for each in ("number", "tokens", "learned_tokens", "record_correct", "refusal"):
-        assert getattr(found, each) == getattr(expected, each)
+        assert getattr(result, each) == getattr(expected, each)
     for mine, other in zip(split.optimizer.parameters(), whole.optimizer.parameters(), strict=True):
         # Adam divides by the gradient's size: the rounding of a tiny one moves a weight by up to a hundredth of lr.
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
-
-
-def test_records_are_announced(make_learner: MakeLearner) -> None:
-    """`on_record` gets the first record of each part before its forward pass."""
-    announced: list[int] = []
-    make_learner().step(EXAMPLES, parts=5, on_record=announced.append)
-    assert announced == [0, 1, 2, 3, 4]
 
 
 def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,20 +85,6 @@ def test_out_of_memory_in_the_smallest_parts_changes_nothing(
     assert all(parameter.grad is None for parameter in learner.optimizer.parameters())
 
 
-def test_other_errors_are_not_retried(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is not out of memory is raised at once."""
-    calls = []
-
-    def broken(model: Any, packed: PackedBatch) -> PackedLoss:
-        calls.append(packed)
-        raise RuntimeError("size mismatch")
-
-    monkeypatch.setattr(learner_module, "packed_loss", broken)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        make_learner().step(EXAMPLES)
-    assert len(calls) == 1
-
-
 def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the GPU's generator too, where the model is on one: routing noise is drawn there."""
     on_gpu = torch.tensor([7], dtype=torch.uint8)
@@ -127,16 +102,6 @@ def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyP
     assert with_oom_retry(work, 1, 8, lambda: None, torch.device("cuda")) == 4
     assert len(seen) == 3
     assert len(set(seen)) == 1
-
-
-def test_slices_cover_everything_once() -> None:
-    """Consecutive, in order, none empty."""
-    for number in range(1, 20):
-        for parts in range(1, number + 1):
-            taken = [list(range(number))[part] for part in slices(number, parts)]
-            assert list(chain.from_iterable(taken)) == list(range(number))
-            assert len(taken) == parts
-            assert all(taken)
 
 
 def _without_counts(learner: Learner) -> dict[str, torch.Tensor]:
@@ -231,15 +196,6 @@ def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner) -> None:
 ON_CPU, ON_GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, Tensor]:
-    """The states of generators on GPUs, device -> state."""
-    states = {ON_GPU: torch.tensor([1, 2], dtype=torch.uint8)}
-    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
-    return states
-
-
 def test_the_next_draw_is_repeated() -> None:
     """And the state is taken out of the tensors, whose other names are the learner's."""
     tensors = {**random_state(ON_CPU), "A": torch.zeros(1)}
@@ -247,32 +203,3 @@ def test_the_next_draw_is_repeated() -> None:
     restore_random_state(tensors, ON_CPU)
     assert torch.equal(torch.rand(4), drawn)
     assert [*tensors] == ["A"]
-
-
-def test_a_gpus_generator_is_restored_too(gpu: dict[torch.device, Tensor]) -> None:
-    """That of the model's device."""
-    tensors = random_state(ON_GPU)
-    assert [*tensors] == [CPU, CUDA]
-    saved, gpu[ON_GPU] = gpu[ON_GPU], torch.zeros(2, dtype=torch.uint8)
-    restore_random_state(tensors, ON_GPU)
-    assert torch.equal(gpu[ON_GPU], saved)
-
-
-def test_a_snapshot_moves_between_devices(gpu: dict[torch.device, Tensor]) -> None:
-    """A GPU keeps its generator where the snapshot is of a CPU, and a CPU has no use for a GPU's."""
-    before = gpu[ON_GPU]
-    restore_random_state(random_state(ON_CPU), ON_GPU)
-    assert gpu[ON_GPU] is before
-    tensors = random_state(ON_GPU)
-    restore_random_state(tensors, ON_CPU)
-    assert not tensors
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_next_draw_on_a_gpu_is_repeated() -> None:
-    """With torch's own generators."""
-    device = torch.device("cuda")
-    tensors = random_state(device)
-    drawn = torch.rand(4, device=device)
-    restore_random_state(tensors, device)
-    assert torch.equal(torch.rand(4, device=device), drawn)

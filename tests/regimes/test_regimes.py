@@ -17,8 +17,7 @@ from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.regimes import regimes
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
-from streamlearn.regimes.route import RoutedInput
-from streamlearn.regimes.start import HeadStart, measure_head_start
+from streamlearn.regimes.route import HeadStart, RoutedInput, measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector
@@ -26,7 +25,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, mixed, run, stream
+from tests.regimes.shifting_streams import PER_TASK, Silent, mixed, run, stream
 from tests.variants import variants
 
 
@@ -38,25 +37,6 @@ def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings])
     assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
     assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
     assert components.adaptation.state.current == 0
-
-
-def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
-    """Buffering for a probe loses nothing and repeats nothing."""
-    _, components = run(make(stream("animals", "sums")))
-    ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
-    assert (trained + held_out, dead) == (2 * PER_TASK, 0)
-    assert held_out == 2 * (PER_TASK // 20)
-    assert [len(components.adaptation.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
-
-
-def test_each_regime_trains_an_adapter_of_its_own(make: Callable[..., Settings]) -> None:
-    """Both are trained, and the second starts from the first only if that explains its first records better."""
-    _, components = run(make(stream("animals", "sums")))
-    assert {bank.adapter for bank in components.learner.banks} == {"regime0", "regime1"}
-    assert all(bank.B.any() for bank in components.learner.banks)
-    first, second = components.adaptation.state.reports
-    assert first.started_from is None
-    assert second.started_from in (None, 1)
 
 
 def test_a_regime_starts_from_the_adapter_that_explains_it_best(
@@ -82,9 +62,9 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     def measured(
         learner: Any, examples: Sequence[Example], known: Sequence[int], averaged: tuple[int, ...], *, pack_tokens: int
     ) -> HeadStart:
-        found = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
-        assert set(found.losses) == set(known) == set(averaged)
-        return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
+        result = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
+        assert set(result.losses) == set(known) == set(averaged)
+        return replace(result, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
     monkeypatch.setattr(Learner, "add_regime", opened_with)
     monkeypatch.setattr(regimes, "measure_head_start", measured)
@@ -92,18 +72,6 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     assert [report.started_from for report in components.adaptation.state.reports] == [None, 1, 2]
     assert [all(each.values()) for each in starts] == [True, True]
     assert all(starts)
-
-
-@pytest.mark.parametrize(("shape", "regimes"), [("adapter of its own", 2), ("cp-moe", 2), ("one adapter", 0)])
-def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
-    make: Callable[..., Settings], shape: str, regimes: int
-) -> None:
-    """By the first records of every regime but the first; a mean needs adapters, and a choice needs regimes."""
-    _, components = run(make(stream("animals", "sums", "cities"), **SHAPES[shape]))
-    status = components.adaptation.fallback.status
-    measured = {name for name, loss in status.losses.items() if loss is not None}
-    expected = {"adapter of its own": {"mean", "nearest", "backbone"}, "cp-moe": {"nearest", "backbone"}}
-    assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
 
 
 @pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
@@ -137,8 +105,8 @@ class Asking(Silent):
         adaptation = self._components.adaptation
         self._inputs = self._inputs or [input_of(batch.examples[0])]
         for number in adaptation.numbers.values():
-            [found] = adaptation.route(self._inputs, number)
-            assert found.route.regime == number
+            [result] = adaptation.route(self._inputs, number)
+            assert result.route.regime == number
         self.routed += [(adaptation.can_drop, each) for each in adaptation.route(self._inputs)]
 
 
@@ -148,11 +116,11 @@ def test_requests_are_answered_while_a_regime_is_entered(make: Callable[..., Set
     with opened(settings) as components:
         asking = Asking(components)
         daemon_of(components, asking).run()
-    replaced = [found for settled, found in asking.routed if not settled and found.route.regime in (None, 3)]
+    replaced = [result for settled, result in asking.routed if not settled and result.route.regime in (None, 3)]
     assert replaced
-    assert not any(found.route.known for found in replaced)
-    assert {found.route.answered_by for found in replaced} <= {"backbone", "mean"}
-    assert [found.route.regime for settled, found in asking.routed[:20] if settled] == [1] * 20
+    assert not any(result.route.known for result in replaced)
+    assert {result.route.answered_by for result in replaced} <= {"backbone", "mean"}
+    assert [result.route.regime for settled, result in asking.routed[:20] if settled] == [1] * 20
 
 
 def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
@@ -179,21 +147,6 @@ def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
     assert Event.HOLDOUT_NOT_FINITE in [event["event"] for event in logs]
 
 
-def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
-    """`shift.enabled: false` declares the first regime and no other."""
-    _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
-    assert [e.shift.regime for e in components.adaptation.state.reports] == [1]
-
-
-def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Settings]) -> None:
-    """Single inputs are assigned to a regime without a segment around them."""
-    lines = stream("animals", "sums")
-    _, components = run(make(lines))
-    values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
-    inputs = [components.decoder.prompt(value["prompt"]).ids for value in values]
-    assert components.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
-
-
 def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Settings]) -> None:
     """After two tasks: records add up to the stream, the first regime is past and scored, AF is a number.
 
@@ -205,33 +158,33 @@ def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Setti
         daemon.score_all()
         status = daemon.board.read()
         last_step = components.learner.number
-    found = status.adaptation
-    assert [(r.number, r.current, r.visits) for r in found.regimes] == [(1, False, 1), (2, True, 1)]
-    assert [r.records for r in found.regimes] == [PER_TASK, PER_TASK]
-    assert [(r.first_record, r.last_record) for r in found.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
-    assert [r.holdout_records for r in found.regimes] == [PER_TASK // 20] * 2
+    result = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in result.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in result.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in result.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in result.regimes] == [PER_TASK // 20] * 2
     assert status.records_held_out == 2 * (PER_TASK // 20)
     assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
-    first, second = found.regimes
+    first, second = result.regimes
     assert first.end_accuracy is not None
     assert second.end_accuracy is None
     assert first.now is not None
     assert second.now is not None
-    assert found.shifts[-1].step <= first.now.step <= second.now.step == last_step
+    assert result.shifts[-1].step <= first.now.step <= second.now.step == last_step
     assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
     assert second.best_accuracy is None
-    assert found.average_forgetting == first.best_accuracy - first.now.accuracy
-    assert found.average_forgetting >= 0
-    assert found.backward_transfer == first.now.accuracy - first.end_accuracy
-    assert found.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
-    first_regime, probed = found.shifts
+    assert result.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert result.average_forgetting >= 0
+    assert result.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert result.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
+    first_regime, probed = result.shifts
     assert (first_regime.previous, first_regime.probe_tokens, first_regime.mean_similarity) == (None, 0, None)
     assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
     assert probed.onset == PER_TASK + 1
     assert probed.probe_tokens >= 300
     assert probed.mean_similarity is None  # there is nothing to compare a transient expert with
-    assert found.probe_seconds == probed.probe_seconds > 0
-    assert found.holdout_seconds > 0
+    assert result.probe_seconds == probed.probe_seconds > 0
+    assert result.holdout_seconds > 0
 
 
 def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
@@ -269,12 +222,12 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         daemon = daemon_of(components, collector)
         daemon.run()
         daemon.score_all()
-        found = daemon.board.read().adaptation
+        result = daemon.board.read().adaptation
     assert [entry.shift.kind for entry in collector.entries] == ["inputs", "answers"]
-    assert found.num_shifts == {"inputs": 0, "answers": 1}
-    shift = found.shifts[-1]
+    assert result.num_shifts == {"inputs": 0, "answers": 1}
+    shift = result.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
-    (regime,) = found.regimes
+    (regime,) = result.regimes
     assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
     assert 0 < regime.holdout_records < 2 * PER_TASK // 20
     assert regime.history
@@ -289,24 +242,6 @@ class Collector(Silent):
 
     def on_shift(self, entry: ShiftReport) -> None:
         self.entries.append(entry)
-
-
-def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
-    """A shift at info, a scoring at debug: with the regime's number and what it found."""
-    with capture_logs() as events, opened(make(stream("animals", "sums"))) as components:
-        daemon = daemon_of(components)
-        daemon.run()
-        daemon.score_all()
-    regime_events = (Event.FIRST_REGIME_ENTERED, Event.SHIFT_DETECTED)
-    shifts = [event for event in events if event["event"] in regime_events]
-    scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
-    assert [event["event"] for event in shifts] == list(regime_events)
-    assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
-    assert {event["log_level"] for event in scorings} == {"debug"}
-    (ended,) = (event for event in scorings if event["at_end"])
-    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
-    assert 0 <= ended["accuracy"] <= 1
-    assert ended["loss"] > 0
 
 
 def test_a_regime_that_returns_is_scored_before_it_is_trained_on(make: Callable[..., Settings]) -> None:
