@@ -55,6 +55,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no source": ({}, "source: required, but missing"),
     "an empty source": ({"source": {}}, "exactly one of kafka and jsonl must be set, found none"),
     "two sources": ({"source": {"kafka": LOCAL, "jsonl": {"path": "a"}}}, "found kafka and jsonl"),
+    "no topics": (kafka(topics=[]), "source.kafka: either topics or topics.pattern must be set, found neither"),
     "a record larger than a batch": (jsonl(stream={"max_tokens": 4096}), "max_tokens 4096 exceeds batch_tokens 2048"),
     "one token": (jsonl(stream={"max_tokens": 1}), "max_tokens must be at least 2"),
     "an open endpoint": (jsonl(serve={"host": "0.0.0.0"}), "not a loopback address"),  # noqa: S104 - must be refused
