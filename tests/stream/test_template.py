@@ -78,8 +78,12 @@ def test_generation_sees_the_tokens_that_training_saw(name: str, exchanges: list
     assert prompt == ids[:first]
 
 
-CALL = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
-TOOL_TURNS = [
+CALL: dict[str, Any] = {
+    "id": "a1b2c3d4e",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+}
+TOOL_TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Bern?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "7 degrees, rain"},
@@ -188,8 +192,13 @@ def test_rendering_does_not_grow_with_the_square_of_the_turns() -> None:
     """The whole conversation is rendered twice, whatever number of turns it has."""
     tokenizer = with_template(source("qwen3"))
     encoder = Encoder(tokenizer)
-    renderings = []
+    renderings: list[Any] = []
     render = tokenizer.apply_chat_template
-    tokenizer.apply_chat_template = lambda *args, **kwargs: renderings.append(1) or render(*args, **kwargs)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        renderings.append(args)
+        return render(*args, **options)
+
+    tokenizer.apply_chat_template = counted
     encoder.chat(turns(*["the fox"] * 200))
     assert len(renderings) == 2
