@@ -115,6 +115,10 @@ def test_the_configuration_decides_what_is_refused(tmp_path: Path) -> None:
     records = open_records(open_file(path), {}, skip_bad_rows=True, check=RecordCheck(config))
     assert len(list(records)) == 1
     assert records.refused == {"too_many_tokens": 1, "bad_form": 1}
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nstream: {max_tokens: 8}\n")
+    check = RecordCheck(config)
+    assert len(list(open_records(open_file(path), {}, skip_bad_rows=True, check=check))) == 2
+    assert "; 1 would be cut to stream.max_tokens and lose " in check.scope
 
 
 def test_a_backbone_that_is_elsewhere_is_named(tmp_path: Path) -> None:
