@@ -128,7 +128,7 @@ class DivergedError(StreamlearnError):
 
 
 class Reason(StrEnum):
-    """Why a record became a dead letter."""
+    """Why a record became a dead letter, or was ignored."""
 
     EMPTY = "empty"
     TOO_LARGE = "too_large"
@@ -146,10 +146,17 @@ class Reason(StrEnum):
     NOT_FINITE_UPDATE = "not_finite_update"
     KILLED_PROCESS = "killed_process"
     SKIPPED = "skipped"
+    BAD_FRAMING = "bad_framing"
+    DELETION = "deletion"
+    LABEL_FALSE = "label_false"
+
+
+IGNORABLE = (Reason.DELETION, Reason.LABEL_FALSE)
+"""Reasons for which a setting of `records` decides whether a record is ignored or becomes a dead letter."""
 
 
 class RecordError(StreamlearnError):
-    """One record is unusable; it becomes a dead letter."""
+    """One record is unusable; it becomes a dead letter, or is ignored."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

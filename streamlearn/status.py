@@ -15,7 +15,7 @@ from typing import Annotated, Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from pydantic import StringConstraints
 
-from streamlearn.errors import Reason, StreamlearnError
+from streamlearn.errors import IGNORABLE, Reason, StreamlearnError
 
 FIELD_DOCS = {"use_attribute_docstrings": True}
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
@@ -502,6 +502,8 @@ class Status:
     """Learning rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Unusable records, by reason."""
+    ignored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Records that there is nothing to learn from by their nature, by reason."""
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
     adaptation: AdaptationStatus = AdaptationStatus()
@@ -531,6 +533,11 @@ class Status:
     def records_dead_lettered(self) -> int:
         """Unusable records, all reasons together."""
         return sum(self.dead_letters.values())
+
+    @property
+    def records_ignored(self) -> int:
+        """Ignored records, all reasons together."""
+        return sum(self.ignored.values())
 
 
 # The longest iteration of the loop is a step, a snapshot and the job budget, a few seconds each; ten times that.
@@ -572,6 +579,8 @@ class Counters:
         self.update_refusals = counter("update_refusals", refusals)
         dead_letters = "Records set aside as unusable, by reason."
         self.dead_letters = counter("records_dead_lettered", dead_letters, ["reason"])
+        ignored = "Records that there is nothing to learn from by their nature, by reason: deletion or label_false."
+        self.ignored = counter("records_ignored", ignored, ["reason"])
         shifts = "Detected shifts of the stream, by kind: inputs or answers; the first regime is not counted."
         self.shifts = counter("shifts", shifts, ["kind"])
         self.snapshot_write_seconds = duration("snapshot_write_seconds", "Duration of writing a snapshot.")
@@ -579,6 +588,8 @@ class Counters:
         self.job_pause_seconds = duration("job_pause_seconds", pauses)
         for reason in Reason:  # rate() needs a first sample
             self.dead_letters.labels(reason)
+        for reason in IGNORABLE:
+            self.ignored.labels(reason)
         for kind in SHIFT_KINDS:
             self.shifts.labels(kind)
 
@@ -589,6 +600,8 @@ class Counters:
         self.steps.inc(max(0, now.step - before.step))
         for reason, number in (Totals(now.dead_letters) - Totals(before.dead_letters)).items():
             self.dead_letters.labels(reason).inc(number)
+        for reason, number in (Totals(now.ignored) - Totals(before.ignored)).items():
+            self.ignored.labels(reason).inc(number)
         for kind, number in (Totals(now.adaptation.num_shifts) - Totals(before.adaptation.num_shifts)).items():
             self.shifts.labels(kind).inc(number)
 
@@ -620,6 +633,7 @@ class Board:
         self._status = replace(
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
+            ignored=MappingProxyType(dict(status.ignored)),
             versions=MappingProxyType(dict(status.versions)),
         )
         self._on_publish(self._status)

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.status import Cell, render_table
+from streamlearn.cli.status import Cell, ignored_counts, render_table
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo
@@ -139,6 +139,7 @@ class ProgressDisplay:
             f"{status.tokens_per_s:,.0f} tokens/s",
             f"loss {status.loss_smoothed:.3f}" if status.loss_smoothed is not None else "",
             f"{status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else "",
+            *ignored_counts(status.ignored),
             _regime(status.adaptation),
             self.segments.all[-1].label if self.segments.key and self.segments.all else "",
             self._endpoint or "",
@@ -152,10 +153,9 @@ class ProgressDisplay:
         if self.segments.all:
             self.console.print(_segments(list(self.segments.all)))
         trained = status.records_trained - self._first_records
-        self.console.print(
-            f"{trained:,} records trained, {status.records_dead_lettered:,} dead letters, {status.step:,} steps, "
-            f"{time.monotonic() - self._started:.0f} s"
-        )
+        counts = [f"{trained:,} records trained", f"{status.records_dead_lettered:,} dead letters"]
+        counts += [*ignored_counts(status.ignored), f"{status.step:,} steps"]
+        self.console.print(f"{', '.join(counts)}, {time.monotonic() - self._started:.0f} s")
         if self.shifts:
             self.console.print(_shifts(list(self.shifts), status.adaptation))
         self.console.print(f"{self.snapshots} snapshots in {state_folder}/snapshots", soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.cli.client import checked_response, daemon_url, request
-from streamlearn.errors import SourceError
+from streamlearn.errors import Reason, SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status import FallbackStatus, RegimePublication, RegimeStatus, ShiftStatus
@@ -171,10 +171,11 @@ def _overview(status: StatusView) -> _Pairs:
     loss, forgetting, snapshot = status.prequential_loss_nats, status.forgetting, status.last_snapshot
     held_out = f", {status.records_held_out:,} held out" if status.records_held_out else ""
     dead = f", {status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else ""
+    ignored = "".join(f", {counted}" for counted in ignored_counts(status.ignored))
     left = {
         "phase": status.phase + (f": {status.reason}" if status.reason else ""),
         "step": f"{status.step:,}",
-        "records": f"{status.records_trained:,} trained{held_out}{dead}",
+        "records": f"{status.records_trained:,} trained{held_out}{dead}{ignored}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",
         "requests": f"{status.requests.known:,} known, {status.requests.unknown:,} unknown",
         "lag": f"{sum(lags):,} records" if lags else "unknown",
@@ -188,6 +189,16 @@ def _overview(status: StatusView) -> _Pairs:
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
     }
     return _Pairs(left, right)
+
+
+def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
+    """Ignored records by reason, in words.
+
+    >>> ignored_counts({"deletion": 1200, "label_false": 2})
+    ['1,200 deletions', '2 with label false']
+    """
+    words = {Reason.DELETION: "deletions", Reason.LABEL_FALSE: "with label false"}
+    return [f"{ignored[reason]:,} {text}" for reason, text in words.items() if ignored.get(reason)]
 
 
 def _unknown(fallback: FallbackStatus) -> str:

@@ -77,7 +77,13 @@ class Model:
         types = settings.learner.sample_types if wanted.localized_balance else ()
         backbone = self.backbone
         self.decoder = Decoder(
-            backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
+            backbone.tokenizer,
+            settings.stream,
+            backbone.vocab_size,
+            types,
+            backbone.vision,
+            backbone.template,
+            settings.records,
         )
         self.adaptation = Regimes(self.learner, settings, self.decoder.with_images)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())

@@ -85,6 +85,7 @@ class StatusPublisher:
             loss_smoothed=state.loss_smoothed,
             learning_rate=self._learner.learning_rate,
             dead_letters=dict(state.reasons),
+            ignored=dict(state.ignored),
             update_refusals=state.refusals,
             adaptation=adaptation,
             history=self._history.status,

@@ -381,6 +381,8 @@ class StatusView(ApiModel):
     """Unusable records, all reasons together."""
     dead_letters: dict[str, int]
     """Unusable records, by reason."""
+    ignored: dict[str, int]
+    """Records that there is nothing to learn from by their nature, such as deletions, by reason."""
     update_refusals: int
     """Updates skipped because the loss or a gradient was not finite."""
     tokens_trained: int
@@ -453,6 +455,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
+        ignored=dict(status.ignored),
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,

@@ -9,7 +9,7 @@ import orjson
 from streamlearn.errors import SnapshotMismatchError
 from streamlearn.snapshot.manifest import Manifest
 
-ACCEPTABLE = ("learner", "stream", "seed")
+ACCEPTABLE = ("learner", "records", "stream", "seed")
 """Sections that affect only what is learned next."""
 
 _MAX_REGIMES = "shift.max_regimes"

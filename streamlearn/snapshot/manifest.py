@@ -93,6 +93,7 @@ class LedgerRow(NamedTuple):
     trained: int
     dead_lettered: int
     held_out: int
+    ignored: int = 0
 
 
 class FileEntry(BaseModel):
@@ -119,7 +120,7 @@ class ManifestDraft(BaseModel):
     """Per partition, the offset after the last record that was examined for shifts. Records at or after it had no
     influence on the state; those between the position and it may have."""
     ledger: tuple[LedgerRow, ...]
-    """Per partition, how many records were trained, dead-lettered, and held out."""
+    """Per partition, how many records were trained, dead-lettered, held out, and ignored."""
     dead_letter_mark: JsonMap
     """The sink's bookmark, as returned by `DeadLetters.mark`."""
     config: JsonMap

