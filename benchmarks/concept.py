@@ -14,7 +14,6 @@ each record once. The metrics:
 - level: accuracy in the last pass before the exchange
 - recovered_after: records until the accuracy is back at 90 % of the level; null if it never is
 - lora_level, lora_recovered_after: the same for preset `lora` on the same records
-- ratio: recovered_after / lora_recovered_after
 """
 
 import random
@@ -24,13 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.table import Table
-
 from benchmarks.daemon import QuietObserver, run_daemon
 from benchmarks.data import read_task, to_lines
 from benchmarks.learn.methods import read_arm, read_profile
-from benchmarks.measuring import SHARED, command, grid, parser, show
-from benchmarks.streams import ratio
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.status import Status
@@ -119,7 +114,6 @@ def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
     answers = [recorder.declared_at("answers") for recorder in default]
     inputs = [at for recorder in default for at in recorder.declared_at("inputs")]
     declared_after = [next((at - half for at in declared if at > half), None) for declared in answers]
-    both = recovered_after is not None and lora_recovered_after is not None
     return {
         "declared_after": declared_after,
         "false_alarms": sum(map(len, answers)) - sum(after is not None for after in declared_after),
@@ -128,26 +122,8 @@ def measure(folder: Path, task: str, seeds: Sequence[int]) -> dict[str, Any]:
         "recovered_after": recovered_after,
         "lora_level": round(lora_level, 3),
         "lora_recovered_after": lora_recovered_after,
-        "ratio": ratio(recovered_after or 0, lora_recovered_after or 0, 3) if both else None,
     }
 
 
 def _mean_over_seeds(recorders: Sequence[Recorder]) -> list[float]:
     return [fmean(correct) for correct in zip(*(recorder.correct for recorder in recorders), strict=True)]
-
-
-def table(result: dict[str, dict[str, Any]]) -> Table:
-    return grid(result, tuple(next(iter(result.values()), {})), "answers exchanged")
-
-
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
-    options.add_argument("--seeds", type=int, default=3, help="runs of each task")
-    given = options.parse_args()
-    result = measure_all(given.data, range(given.seeds))
-    show(result, table(result), as_json=given.json)
-
-
-if __name__ == "__main__":
-    command(main)

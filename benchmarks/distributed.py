@@ -29,7 +29,8 @@ from benchmarks.speed_arms import sample_batches
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import choose, load, outline
-from streamlearn.distributed.channel import Channel, find_rank
+from streamlearn.distributed import find_rank
+from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.learner.learner import Compute, Learner, PassTotals
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings, StreamSettings

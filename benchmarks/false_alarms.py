@@ -1,14 +1,10 @@
 """False alarms of shift detection on tasks that it was not tuned on, compared with the configured rate.
 
-    python -m benchmarks.detect --others ../shared/data/pretrain/superni_other.jsonl.gz --records 500000 --level 10
-    python -m benchmarks.detect --others ... --records 1000000 --length 20000
-
-The detector was tuned on fifteen tasks of SuperNI. The file holds texts of others (`data.read_texts`).
+The detector was tuned on fifteen tasks of SuperNI. The file of `--others` holds texts of others (`data.read_texts`).
 
 - boundaries: one stream per prompt of `NUM_BOUNDARIES` + 1 random tasks, as the abrupt streams of `streams`.
 - level: streams of one task each, by order. Every shift but the first is a false alarm: a `new` regime, a `return` to
-  one that a false alarm made, or a `split` of records that are mixed from the beginning, which has no level. Most come
-  within the first `YOUNG_RECORDS` of a stream, so longer streams also have a rate `settled` of the records after them.
+  one that a false alarm made, or a `split` of records that are mixed from the beginning, which has no level.
   `exceeds_target`: the exact 95 % interval of the Poisson rate (Garwood 1936) lies above the configured rate.
 
 Orders of a stationary stream, all of which draw every record equally often in expectation:
@@ -23,8 +19,6 @@ Orders of a stationary stream, all of which draw every record equally often in e
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,16 +26,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import chi2
 
-from benchmarks.data import read_texts
-from benchmarks.streams import PROMPTS, Stream, StreamMaker, Task, text_decoder, to_task
-from streamlearn.errors import UsageError
+from benchmarks.streams import PROMPTS, Stream, StreamMaker, Task
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import InputShiftDetector, Shift
 from streamlearn.shift.features import Features, Featurizer, input_of
 
 NUM_BOUNDARIES = 100
-YOUNG_RECORDS = 1000
-"""Records of a stream in which its regime counts as young."""
 NUM_TOPICS = 8
 MIN_RECORDS = 40
 """Minimum records of a task: about five a topic."""
@@ -55,54 +45,22 @@ Order = Callable[[np.random.Generator, int, NDArray[np.intp]], NDArray[np.intp]]
 """(generator, number of records to draw, the task's records sorted by similarity) -> records"""
 
 
-@dataclass(frozen=True)
-class Rate:
-    """False alarms of one order of records."""
+def rate(alarms: int, records: int, target: float) -> dict[str, Any]:
+    """The rate per million, its 95 % interval, and whether the interval lies above the target.
 
-    records: int
-    alarms: int
-
-    def __add__(self, other: "Rate") -> "Rate":
-        return Rate(self.records + other.records, self.alarms + other.alarms)
-
-    def to_json(self, target: float) -> dict[str, Any]:
-        """The rate per million, its 95 % interval, and whether the interval lies above the target.
-
-        The interval is exact for a Poisson count (Garwood 1936). Alarms of one task come in clusters, so it is too
-        narrow where there are many.
-        """
-        low = chi2.ppf(0.025, 2 * self.alarms) / 2 if self.alarms else 0.0
-        high = chi2.ppf(0.975, 2 * self.alarms + 2) / 2
-        per_million = [round(1e6 * float(count) / self.records, 2) for count in (self.alarms, low, high)]
-        return {
-            "records": self.records,
-            "alarms": self.alarms,
-            "per_million": per_million[0],
-            "interval_95": per_million[1:],
-            "exceeds_target": per_million[1] > target,
-        }
-
-
-def read_tasks(file: Path) -> tuple[list[Task], int]:
-    """Return the tasks of the file with at least `MIN_RECORDS` records, and the size of the vocabulary.
-
-    A task with an empty input is left out: without the definition nothing would be left of the record.
-
-    Raises:
-        UsageError: the file does not exist, or holds too few such tasks.
+    The interval is exact for a Poisson count (Garwood 1936). Alarms of one task come in clusters, so it is too narrow
+    where there are many.
     """
-    texts = {
-        name: rows
-        for name, rows in read_texts(file).items()
-        if len(rows) >= MIN_RECORDS and all(row["input"] for row in rows)
+    low = chi2.ppf(0.025, 2 * alarms) / 2 if alarms else 0.0
+    high = chi2.ppf(0.975, 2 * alarms + 2) / 2
+    per_million = [round(1e6 * float(count) / records, 2) for count in (alarms, low, high)]
+    return {
+        "records": records,
+        "alarms": alarms,
+        "per_million": per_million[0],
+        "interval_95": per_million[1:],
+        "exceeds_target": per_million[1] > target,
     }
-    if len(texts) <= NUM_BOUNDARIES:
-        raise UsageError(
-            f"{file} must hold more than {NUM_BOUNDARIES} tasks of {MIN_RECORDS} records, found {len(texts)}; set "
-            "another file with --others"
-        )
-    decoder, vocab_size = text_decoder()
-    return [to_task(name, rows, decoder) for name, rows in texts.items()], vocab_size
 
 
 def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, list[Task]]]:
@@ -118,7 +76,6 @@ def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, li
 
 def measure_level(tasks: Sequence[Task], target: float, records: int, stream_records: int) -> dict[str, Any]:
     """False alarms of every order in `records` records, with `target` false alarms per million configured."""
-    young, settled = ({name: Rate(0, 0) for name in ORDERS} for _ in range(2))
     kinds: dict[str, Counter[str]] = {name: Counter() for name in ORDERS}
     featurizer = Featurizer(0)
     streams = -(-records // stream_records)
@@ -128,16 +85,11 @@ def measure_level(tasks: Sequence[Task], target: float, records: int, stream_rec
         by_similarity = sort_by_similarity(features)
         for name, order in ORDERS.items():
             drawn = order(np.random.default_rng([number, 0xFA]), stream_records, by_similarity)
-            alarms = false_alarms([features[i] for i in drawn.tolist()], target)
-            early = sum(alarm.declared_at <= YOUNG_RECORDS for alarm in alarms)
-            kinds[name].update(map(kind_of, alarms))
-            young[name] += Rate(min(YOUNG_RECORDS, stream_records), early)
-            settled[name] += Rate(max(stream_records - YOUNG_RECORDS, 0), len(alarms) - early)
+            kinds[name].update(map(kind_of, false_alarms([features[i] for i in drawn.tolist()], target)))
     return {
         name: {
-            **(young[name] + settled[name]).to_json(target),
+            **rate(kinds[name].total(), streams * stream_records, target),
             "kinds": {kind: kinds[name][kind] for kind in KINDS},
-            **({"settled": settled[name].to_json(target)} if stream_records > YOUNG_RECORDS else {}),
         }
         for name in ORDERS
     }

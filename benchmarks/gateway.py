@@ -1,4 +1,4 @@
-"""What the gateway adds to a request, and how fast it starts.
+"""What the gateway adds to a request.
 
     python -m benchmarks.gateway --json --keep-awake
 
@@ -16,22 +16,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import httpx2
 import numpy as np
 
-from benchmarks.measuring import command, grid, parser, show
+from benchmarks.measuring import MeasurementError, command, grid, parser, show
 from tests.gateway.sample_publication import publish_sample, sample_records, served_models
 from tests.gateway.stub_upstream import free_port
 
 ROUNDS = 10
-STARTS = 5
 START_S = 60.0
-POLL_S = 0.01
+POLL_S = 0.05
 PERCENTILES = (50, 95, 99)
 _SPIN = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
 _COMMAND = [sys.executable, "-m", "streamlearn", "gateway"]
@@ -42,13 +40,9 @@ def measure(*, seconds: float, requests_per_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         publication = publish_sample(folder)
-        with _stub(sorted(served_models(publication))) as upstream:
-            starts = [_start_once(folder, upstream) for _ in range(STARTS)]
-            with _gateway(folder, upstream) as (process, gateway):
-                _wait(process, gateway, "/readyz")
-                urls = {"direct": (upstream, publication.adapters[0]), "gateway": (gateway, publication.name)}
-                taken, failed = asyncio.run(_in_turns(urls, seconds / ROUNDS, requests_per_s))
-                torch = "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+        with _stub(sorted(served_models(publication))) as upstream, _gateway(folder, upstream) as gateway:
+            urls = {"direct": (upstream, publication.adapters[0]), "gateway": (gateway, publication.name)}
+            taken, failed = asyncio.run(_in_turns(urls, seconds / ROUNDS, requests_per_s))
     quantiles = {name: np.percentile(times, PERCENTILES) * 1e3 for name, times in taken.items()}
     quantiles["added"] = quantiles["gateway"] - quantiles["direct"]
     return {
@@ -56,9 +50,6 @@ def measure(*, seconds: float, requests_per_s: float) -> dict[str, Any]:
         "requests": len(taken["gateway"]),
         "failed": failed,
         **{name: _named(values) for name, values in quantiles.items()},
-        "live_s": round(median(live for live, _ in starts), 3),
-        "ready_s": round(median(ready for _, ready in starts), 3),
-        "torch": torch,
     }
 
 
@@ -99,25 +90,6 @@ async def _turn(
     return list(await asyncio.gather(*waiting))
 
 
-def _start_once(folder: Path, upstream: str) -> tuple[float, float]:
-    """Seconds from the start of a gateway until it answers, and until it is ready."""
-    began = time.monotonic()
-    with _gateway(folder, upstream) as (process, url):
-        return _wait(process, url, "/livez") - began, _wait(process, url, "/readyz") - began
-
-
-def _wait(process: "subprocess.Popen[bytes]", url: str, path: str) -> float:
-    """The time at which the path is answered with 200."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx2.get(url + path, trust_env=False).status_code == 200:
-                return time.monotonic()
-        except httpx2.TransportError:
-            time.sleep(POLL_S)
-    raise RuntimeError(f"the gateway did not answer {path} within {START_S:g} s; exit code {process.poll()}")
-
-
 @contextmanager
 def _awake() -> Iterator[None]:
     """No processor goes idle: on each a process runs that gives way to any other at once."""
@@ -131,14 +103,26 @@ def _awake() -> Iterator[None]:
 
 
 @contextmanager
-def _gateway(folder: Path, upstream: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
-    port = free_port()
-    command = [*_COMMAND, "--published", str(folder), "--upstream", upstream, "--port", str(port)]
+def _gateway(folder: Path, upstream: str) -> Iterator[str]:
+    """The URL of a gateway that is ready."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [*_COMMAND, "--published", str(folder), "--upstream", upstream, "--port", url.rpartition(":")[2]]
+    deadline = time.monotonic() + START_S
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            yield process, f"http://127.0.0.1:{port}"
+            while not _is_ready(url):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise MeasurementError(f"the gateway was not ready in {START_S:g} s; exit code {process.poll()}")
+                time.sleep(POLL_S)
+            yield url
         finally:
             process.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(httpx2.TransportError):
+        return httpx2.get(f"{url}/readyz", trust_env=False).status_code == 200
+    return False
 
 
 @contextmanager
@@ -164,10 +148,7 @@ def main() -> None:
     given = options.parse_args()
     with _awake() if given.keep_awake else nullcontext():
         result = {"kept_awake": given.keep_awake, **measure(seconds=given.seconds, requests_per_s=given.rate)}
-    line = (
-        f"answers after {result['live_s']:.2f} s and is ready after {result['ready_s']:.2f} s, medians of {STARTS} "
-        f"starts; torch {'is' if result['torch'] else 'is not'} loaded; {result['failed']} requests failed"
-    )
+    line = f"{result['failed']} requests failed"
     rows = {name: result[name] for name in ("direct", "gateway", "added")}
     columns = [f"p{percentile}_ms" for percentile in PERCENTILES]
     show(result, grid(rows, columns, f"{given.rate:g} requests/s"), line, as_json=given.json)

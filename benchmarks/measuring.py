@@ -1,6 +1,7 @@
 """What all benchmarks share: the bundled sample, memory, processes of their own, and the command line."""
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import configure_logging
-from streamlearn.settings.file import packaged_folder
+from streamlearn.settings.settings import packaged_folder
 
 SAMPLE = packaged_folder("configs") / "sample/superni.train.jsonl.gz"
 SHARED = Path("../shared/data")
@@ -72,17 +73,17 @@ def show(result: Mapping[str, Any], *tables: RenderableType, as_json: bool, widt
         console.print(table)
 
 
-def in_own_process(module: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def in_own_process(module: str, options: Mapping[str, Any], *, threads: int | None = None) -> dict[str, Any]:
     """Run `python -m MODULE OPTIONS`, options as JSON, and return the JSON object on the last line that it prints.
 
-    The peak memory of one measurement is then not that of another.
+    The peak memory of one measurement is then not that of another, and a crash ends no other.
 
     Raises:
         MeasurementError: the process failed.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", module, orjson.dumps(options).decode()], capture_output=True, check=False
-    )
+    environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": f"{threads}"}
+    command = [sys.executable, "-m", *module.split(), orjson.dumps(options).decode()]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     if done.returncode:
         last = "\n".join(done.stderr.decode(errors="replace").splitlines()[-ERROR_LINES:])
         raise MeasurementError(f"{module} {dict(options)}: exit code {done.returncode}\n{last}")

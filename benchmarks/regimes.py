@@ -29,8 +29,7 @@ from benchmarks.daemon import without_http
 from benchmarks.data import read_texts, to_lines, to_record
 from benchmarks.measuring import OTHERS, command, grid, parser, resident_mib, show
 from benchmarks.streams import BATCH_RECORDS, text_decoder
-from streamlearn.adapters.check import activated_parameters
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
 from streamlearn.daemon.build import Components
@@ -107,7 +106,7 @@ class TwoRounds:
 
 def measure_returns(drawn: TwoRounds) -> dict[str, Any]:
     """Assign the records of both rounds by their inputs; JSON-ready."""
-    decoder, _ = text_decoder()
+    decoder = text_decoder()
     tasks = len(drawn.segments) // 2
     monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), seed=0)
     regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))

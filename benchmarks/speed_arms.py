@@ -34,9 +34,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measuring import SAMPLE, peak_mib, resident_mib
 from connectors.jsonl import JsonlSource
-from streamlearn.adapters import HeadLoraLinear
-from streamlearn.adapters.check import activated_parameters, linear_shapes
-from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
+from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, activated_parameters, linear_shapes, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.checks import find_plain_head

@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 from scipy.optimize import linear_sum_assignment
 
-from benchmarks.data import Row, to_record
+from benchmarks.data import Row, read_texts, to_record
 from streamlearn.backbone.load import load_tokenizer, outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
@@ -85,24 +85,23 @@ class Stream:
             yield tasks[task].examples[self.prompt][record]
 
 
-def text_decoder(backbone: Path | None = None) -> tuple[Decoder, int]:
-    """Return the decoder of the backbone in a folder, the bundled one for None, and the size of its vocabulary."""
+def text_decoder(backbone: Path | None = None) -> Decoder:
+    """Return the decoder of the backbone in a folder, or of the bundled one."""
     shape = outline(BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve())))
-    vocab_size = shape.config.get_text_config().vocab_size
-    return Decoder(load_tokenizer(shape), StreamSettings(), vocab_size), vocab_size
+    return Decoder(load_tokenizer(shape), StreamSettings(), shape.config.get_text_config().vocab_size)
 
 
-def read_folder(folder: Path, limit: int | None = None, *, least: int = 1) -> dict[str, list[Row]]:
+def read_folder(folder: Path, limit: int | None = None) -> dict[str, list[Row]]:
     """Return at most `limit` rows of each task of a folder, see `data`.
 
     Raises:
-        UsageError: the folder holds fewer than `least` tasks.
+        UsageError: the folder holds fewer than `MIN_TASKS` tasks.
     """
     files = sorted(folder.glob("*.train.jsonl.gz"))
-    if len(files) < least:
+    if len(files) < MIN_TASKS:
         raise UsageError(
-            f"{folder} must hold at least {least} task files NAME.train.jsonl.gz, found {len(files)}; set the folder "
-            "with --data"
+            f"{folder} must hold at least {MIN_TASKS} task files NAME.train.jsonl.gz, found {len(files)}; set the "
+            "folder with --data"
         )
     rows: dict[str, list[Row]] = {}
     for file in files:
@@ -111,21 +110,41 @@ def read_folder(folder: Path, limit: int | None = None, *, least: int = 1) -> di
     return rows
 
 
+def read_others(file: Path, least: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the tasks of a file of texts that have at least `least` of them, each with an input.
+
+    Raises:
+        UsageError: there is no such file, or no such task in it.
+    """
+    texts = {
+        name: rows
+        for name, rows in read_texts(file).items()
+        if len(rows) >= least and all(row["input"] for row in rows)
+    }
+    if not texts:
+        raise UsageError(f"{file}: expected a task of at least {least} texts, found none; set --others")
+    return texts
+
+
 def input_alone(row: Row) -> dict[str, Any]:
     """Convert a row to a record whose prompt is the input and nothing else."""
     return to_record(row) | {"prompt": row["input"]}
 
 
-def to_task(name: str, rows: Sequence[Row], decoder: Decoder, form: Form = to_record, bare: Form = input_alone) -> Task:
-    """Decode the rows of a task in both forms: with its definition, and `bare`."""
-    starts = [row.get("input", "")[:PASSAGE_CHARS] for row in rows]
-    numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
-    forms: Mapping[Prompt, Form] = {"definition": form, "bare": bare}
-    return Task(
-        name,
-        {prompt: [decoder.decode_value(convert(row)) for row in rows] for prompt, convert in forms.items()},
-        [numbers[start] for start in starts],
-    )
+def to_tasks(
+    rows: Mapping[str, Sequence[Row]], backbone: Path | None = None, form: Form = to_record, bare: Form = input_alone
+) -> list[Task]:
+    """Decode the rows of each task in both forms: with its definition, and `bare`."""
+    decoder, forms = text_decoder(backbone), {"definition": form, "bare": bare}
+    tasks = []
+    for name, own in rows.items():
+        starts = [row.get("input", "")[:PASSAGE_CHARS] for row in own]
+        numbers = {start: i for i, start in enumerate(dict.fromkeys(starts))}
+        examples: dict[Any, list[Example]] = {
+            prompt: [decoder.decode_value(convert(row)) for row in own] for prompt, convert in forms.items()
+        }
+        tasks.append(Task(name, examples, [numbers[start] for start in starts]))
+    return tasks
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def headers_of(dead_letter: DeadLetter) -> dict[str, str]:
     return {PREFIX + name: value for name, value in fields.items()}
 
 
-def own_headers(record: Record) -> list[tuple[str, bytes]]:
+def own_headers(record: Record) -> list[tuple[str, bytes | None]]:
     """Return the record's own headers, without any that has the prefix."""
     return [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
 
@@ -127,7 +127,7 @@ def from_headers(
     *,
     value: bytes | None,
     key: bytes | None,
-    own: tuple[tuple[str, bytes], ...],
+    own: tuple[tuple[str, bytes | None], ...],
     written_ms: int | None = None,
 ) -> DeadLetter | None:
     """Return the dead letter that these headers describe; None if they describe none."""
@@ -329,7 +329,7 @@ def read_file(path: Path) -> Iterator[DeadLetter]:
 def _dead_letter(path: Path, number: int, line: bytes) -> DeadLetter:
     try:
         entry = orjson.loads(line)
-        own = tuple((str(name), _bytes(value) or b"") for name, value in entry["record_headers"])
+        own = tuple((str(name), _bytes(value)) for name, value in entry["record_headers"])
         dead_letter = from_headers(entry["headers"], value=_bytes(entry["value"]), key=_bytes(entry["key"]), own=own)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, binascii.Error):
         dead_letter = None

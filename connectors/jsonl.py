@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import JsonlSettings
-from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.position import Gap, OffsetRange, Position, TopicPartition
 from streamlearn.stream.record import Record
 
 MAX_LINE_BYTES = 64 << 20
@@ -234,14 +234,19 @@ class JsonlSource:
         self._failure: SourceError | None = None
         self._log = get_logger("connectors")
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         """Open the file and skip the lines before `position`; none if it does not name this file.
 
         Raises:
             OffsetGapError: the file has fewer lines.
             SourceError: the file cannot be read.
         """
-        del identity  # a file has none
+        del identity, skipped  # a file has no identity, and each of its lines can be read
         self.close()
         self._reader = self._open_at(position.get(self._origin, 0))
         self._failure = None

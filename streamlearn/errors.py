@@ -145,6 +145,7 @@ class Reason(StrEnum):
     NOTHING_TO_LEARN = "nothing_to_learn"
     NOT_FINITE_UPDATE = "not_finite_update"
     KILLED_PROCESS = "killed_process"
+    UNREADABLE = "unreadable"
     SKIPPED = "skipped"
     BAD_FRAMING = "bad_framing"
     DELETION = "deletion"

@@ -187,10 +187,9 @@ class ThinnedSeries(Generic[R]):
         """The newest rows, oldest first: those that were not joined yet. Their values may be replaced."""
         return self._levels[0]
 
-    @property
-    def levels(self) -> Sequence[list[R]]:
-        """The rows by level, the newest ones at level 0."""
-        return self._levels
+    def put_joined(self, row: R, number: int) -> None:
+        """Add a row that stands for `number` rows, where `append` left it."""
+        self._levels[min(number.bit_length(), len(self._levels)) - 1].append(row)
 
 
 POINTS_PER_LEVEL, POINT_LEVELS = 96, 20
@@ -208,15 +207,16 @@ MAX_BYTES = 16 << 20  # some 25,000 batches, read in half a second; then older l
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A change. A point replaces the one of its step, a segment the one with its first record."""
+    """A change. A point replaces the one of its step, a segment the one with its first record.
+
+    In a file that was thinned, the oldest points and segments stand for several.
+    """
 
     step: int
     point: HistoryPoint | None = None
     segments: tuple[RegimeSegment, ...] = ()
     dead_letters: tuple[DeadLetterRow, ...] = ()
     snapshot: SnapshotMark | None = None
-    level: int = 0
-    """Level of the thinned series that point and segments belong to."""
 
 
 _LINE = TypeAdapter(_Line)
@@ -265,7 +265,7 @@ class History:
             return
         try:
             data = b"" if step is None or not self._path.exists() else self._path.read_bytes()
-            kept, dropped = self._read(data, step or 0)
+            kept, _, dropped = self._read(data, step or 0)
             if dropped:
                 _log.warning(Event.HISTORY_LINES_DROPPED, path=str(self._path), lines=dropped)
             if kept != data or step is None:
@@ -273,20 +273,20 @@ class History:
         except OSError as error:
             self._failed(error)
 
-    def _read(self, data: bytes, step: int) -> tuple[bytes, int]:
-        """Take in the lines up to a step; return them, and how many were damaged."""
-        kept, dropped = [], 0
-        for text in data.splitlines(keepends=True):
+    def _read(self, data: bytes, step: int) -> tuple[bytes, bytes, int]:
+        """Apply the lines up to a step; return them, the later ones, and how many were damaged."""
+        kept: list[bytes] = []
+        later: list[bytes] = []
+        dropped = 0
+        for text in data.splitlines():
             try:
                 line = _parsed(text)
                 if line.step <= step:
                     self._apply(line)
+                (kept if line.step <= step else later).append(text + b"\n")
             except _DAMAGE:
                 dropped += 1
-                continue
-            if line.step <= step:
-                kept.append(text if text.endswith(b"\n") else text + b"\n")
-        return b"".join(kept), dropped
+        return b"".join(kept), b"".join(later), dropped
 
     def sync(self, *, rewind_to: int) -> None:
         """Make the lines durable, with a snapshot; `rewind_to` is the step of the oldest one that a run may return to.
@@ -299,21 +299,21 @@ class History:
             if not self._path.exists():
                 return
             if self._path.stat().st_size > MAX_BYTES:
-                self._files.replace(self._path, _thinned(self._path.read_bytes(), rewind_to))
+                older = History(Clock())
+                _, later, _ = older._read(self._path.read_bytes(), rewind_to)
+                self._files.replace(self._path, older._thinned() + later)
             self._files.sync(self._path)
         except OSError as error:
             self._failed(error)
 
-    def lines(self) -> Iterator[_Line]:
+    def _thinned(self) -> bytes:
         """Lines that make up this history, oldest first."""
-        lines: list[_Line] = []
-        for level, points in enumerate(self.points.levels):
-            lines += [_Line(point.step, point, level=level) for point in points]
-        for level, segments in enumerate(self.segments.levels):
-            lines += [_Line(segment.last_step, segments=(segment,), level=level) for segment in segments]
+        lines = [_Line(point.step, point) for point in self.points.rows]
+        lines += [_Line(segment.last_step, segments=(segment,)) for segment in self.segments.rows]
         lines += [_Line(row.step, dead_letters=(row,)) for row in self.dead_letters]
         lines += [_Line(mark.step, snapshot=mark) for mark in self.snapshots]
-        yield from sorted(lines, key=lambda line: line.step)
+        ordered = sorted(lines, key=lambda line: line.step)
+        return b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in ordered)
 
     def add(self, outcome: BatchOutcome, status: Status) -> None:
         """Add a batch that is done; `status` is what was published after it."""
@@ -382,10 +382,6 @@ class History:
 
     def _apply(self, line: _Line) -> None:
         self._published = None
-        if line.level:
-            self.points.levels[line.level].extend([line.point] if line.point is not None else [])
-            self.segments.levels[line.level].extend(line.segments)
-            return
         if line.point is not None:
             self._put_point(line.point)
         for segment in line.segments:
@@ -397,12 +393,17 @@ class History:
             self.snapshots.append(line.snapshot)
 
     def _put_point(self, point: HistoryPoint) -> None:
-        if self.points.last is not None and self.points.last.step == point.step:
+        if point.batches > 1:
+            self.points.put_joined(point, point.batches)
+        elif self.points.last is not None and self.points.last.step == point.step:
             self.points.newest[-1] = point
         else:
             self.points.append(point)
 
     def _put_segment(self, segment: RegimeSegment) -> None:
+        if segment.joined > 1:
+            self.segments.put_joined(segment, segment.joined)
+            return
         newest = self.segments.newest
         for index, known in enumerate(newest):
             if known.first_record == segment.first_record or not known.num_records:
@@ -454,21 +455,6 @@ class History:
             rows.append(_opened(shift.regime, onset, outcome))
             begin = onset
         return _extended(rows, outcome, begin, outcome.last_record)
-
-
-def _thinned(data: bytes, step: int) -> bytes:
-    """Lines up to a step as a thinned history, then those after it as they are."""
-    older, newer = History(Clock()), []
-    for text in data.splitlines(keepends=True):
-        try:
-            line = _parsed(text)
-        except _DAMAGE:
-            continue
-        if line.step <= step:
-            older._apply(line)
-        else:
-            newer.append(text)
-    return b"".join([*(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in older.lines()), *newer])
 
 
 def _opened(regime: int, first: int, outcome: BatchOutcome) -> RegimeSegment:

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Annotated, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from pydantic import StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, computed_field
 
 from streamlearn.errors import IGNORABLE, Reason, StreamlearnError
 
-FIELD_DOCS = {"use_attribute_docstrings": True}
+FIELD_DOCS = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
 
 
@@ -26,55 +26,89 @@ def mean(total: float, number: float, digits: int = 6) -> float | None:
     return round(total / number, digits) if number else None
 
 
+Sum = Annotated[float, Field(exclude=True)]
+"""Kept to join points, and not shown: a mean is."""
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One batch, or the sums over consecutive ones. `serve.models.PointColumns` describes it.
+    """One batch, or the sums over consecutive ones. Each value is a column of /v1/history.
 
-    Fields before `at` depend on the stream only, so a replay repeats them bit for bit.
+    Values before `at` depend on the stream only, so a replay repeats them bit for bit.
     """
 
-    step: int
-    record: int
-    batches: int = 1
-    records: int = 0
-    tokens: int = 0
-    learned_tokens: int = 0
-    loss_sum: float = 0.0
-    refusals: int = 0
-    dead_letters: dict[str, int] = field(default_factory=dict)
-    at: float = 0.0
-    elapsed_s: float = 0.0
-    """Time since the batch before, waiting for records included."""
-    step_s: float = 0.0
-    longest_step_seconds: float = 0.0
-    lag: int | None = None
-    requests: int = 0
-    unexplained_requests: int = 0
-    sample_records: int = 0
-    sample_tokens: int = 0
-    sample_loss_sum: float = 0.0
-    backbone_loss_sum: float = 0.0
-    average_forgetting: float | None = None
-    backward_transfer: float | None = None
+    __pydantic_config__ = FIELD_DOCS
 
+    step: int
+    """Step of the newest batch."""
+    record: int
+    """Ordinal of the newest record; the horizontal axis. Records are counted from 1 over all that were trained on or
+    held out, as in /v1/regimes and /v1/shifts."""
+    batches: int = 1
+    """Number of batches."""
+    records: int = 0
+    """Number of records: trained on, held out, or measured because their regime is frozen."""
+    tokens: int = 0
+    """Tokens of records trained on."""
+    learned_tokens: int = 0
+    """Tokens that the loss is over."""
+    loss_sum: Sum = 0.0
+    refusals: int = 0
+    """Updates refused because the loss or a gradient was not finite."""
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    """Unusable records, by reason."""
+    at: float = 0.0
+    """End of the newest batch, Unix time."""
+    elapsed_s: Sum = 0.0
+    """Time since the batch before, waiting for records included."""
+    step_s: Sum = 0.0
+    longest_step_seconds: float = 0.0
+    """Duration of the longest step."""
+    lag: int | None = None
+    """Largest lag in records, all partitions together; null when unknown."""
+    requests: int = 0
+    """Prompts and examples of requests that were answered meanwhile."""
+    unexplained_requests: int = 0
+    """Requests among them that no regime explained."""
+    sample_records: int = 0
+    """Records trained on whose loss was measured under the untouched backbone too: a sample of them."""
+    sample_tokens: int = 0
+    """Learned tokens of those records: the weights of means over several points."""
+    sample_loss_sum: Sum = 0.0
+    backbone_loss_sum: Sum = 0.0
+    average_forgetting: float | None = None
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy then; null before a scoring."""
+    backward_transfer: float | None = None
+    """Mean over past regimes of accuracy then minus accuracy at the end of the segment; null before a scoring."""
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def loss(self) -> float | None:
+        """Mean over the learned tokens before each update, nats per token; null where nothing was trained on."""
         return mean(self.loss_sum, self.learned_tokens)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def tokens_per_s(self) -> float | None:
+        """Tokens over the time since the point before, waiting for records included."""
         return mean(self.tokens, self.elapsed_s, 1)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def step_seconds(self) -> float:
+        """Mean duration of a batch's step."""
         return mean(self.step_s, self.batches) or 0.0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def sample_loss(self) -> float | None:
+        """Prequential loss of the sample's records, mean over their learned tokens, nats per token; null of none."""
         return mean(self.sample_loss_sum, self.sample_tokens)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def backbone_loss(self) -> float | None:
+        """Loss of the same records under the untouched backbone."""
         return mean(self.backbone_loss_sum, self.sample_tokens)
 
 
@@ -209,6 +243,7 @@ class ReplicaStatus:
     __pydantic_config__ = FIELD_DOCS
 
     url: str
+    """Its base URL."""
     is_up: bool
     """Whether it answered the last poll."""
     loaded: int
@@ -219,9 +254,9 @@ class ReplicaStatus:
     """Why it is unreachable, or its refusal; null when nothing is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicationStatus:
-    """The newest publication, and work in progress."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedVersions:
+    """The newest publication, as /v1/publication returns it too."""
 
     __pydantic_config__ = FIELD_DOCS
 
@@ -229,18 +264,24 @@ class PublicationStatus:
     """Number of the newest publication; null before the first."""
     snapshot: str | None = None
     """Snapshot that its routing state is from."""
-    written_at: float | None = None
-    """Unix time."""
     regimes: tuple[RegimePublication, ...] = ()
     """By number."""
     replicas: tuple[ReplicaStatus, ...] = ()
     """In the order of publish.vllm.replicas."""
+    fault: str | None = None
+    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationStatus(PublishedVersions):
+    """The newest publication, and work in progress."""
+
+    written_at: float | None = None
+    """Unix time."""
     num_published: int = 0
     """Versions published by this process."""
     num_held_back: tuple[tuple[str, int], ...] = ()
     """Versions held back by this process, by reason."""
-    fault: str | None = None
-    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +476,20 @@ mean of all regimes' adapters; or the untouched backbone."""
 ANSWERED_BY: tuple[AnsweredBy, ...] = get_args(AnsweredBy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgettingMeans:
+    """Each regime's accuracy on its hold-out records now, compared with earlier."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    average_forgetting: float | None = None
+    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
+    backward_transfer: float | None = None
+    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
+
+
 @dataclass(frozen=True, slots=True)
-class AdaptationStatus:
+class AdaptationStatus(ForgettingMeans):
     """Regimes, shifts, and forgetting as measured on the hold-out records."""
 
     regimes: tuple[RegimeStatus, ...] = ()
@@ -445,10 +498,6 @@ class AdaptationStatus:
     """Oldest first; only the newest of a long history."""
     num_shifts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Shifts ever detected, by kind; the first regime is not counted."""
-    average_forgetting: float | None = None
-    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; None before a scoring."""
-    backward_transfer: float | None = None
-    """Mean over past regimes of accuracy now minus accuracy at the end of the segment."""
     probe_seconds: float = 0.0
     """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
@@ -468,14 +517,51 @@ class AdaptationStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Progress:
+    """The part of the status that /v1/status returns as it is: a field added here is in both."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    phase: Phase
+    """Phase of the training loop."""
+    step: int = 0
+    """Optimizer updates made."""
+    records_trained: int = 0
+    """Records trained on."""
+    records_held_out: int = 0
+    """Records kept out of training: to measure forgetting, or because their regime is frozen."""
+    dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Unusable records, by reason."""
+    ignored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Records that there is nothing to learn from by their nature, such as deletions, by reason."""
+    update_refusals: int = 0
+    """Updates skipped because the loss or a gradient was not finite."""
+    tokens_trained: int = 0
+    """Tokens of records trained on."""
+    tokens_per_s: float = 0.0
+    """Recent training throughput."""
+    partitions: tuple[PartitionStatus, ...] = ()
+    """Training progress per partition."""
+    step_seconds: float | None = None
+    """Duration of the last step; null before the first of this process."""
+    backbone: str = ""
+    """The frozen model."""
+    dtype: str = ""
+    """Data type of the backbone."""
+    device: str = ""
+    """Device of the model."""
+    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Versions of streamlearn, Python, torch and others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(Progress):
     """The daemon at one moment.
 
     Counts are over the learner's lifetime: a restart continues them, and a crash or a rollback resets them to the
     snapshot's values. `Counters` has those of this process.
     """
 
-    phase: Phase
     ready: bool = False
     """Whether the daemon accepts jobs."""
     reason: str = ""
@@ -484,28 +570,14 @@ class Status:
     """Failed writes during which learning continues, for people; empty when nothing is wrong."""
     started_at: float = 0.0
     """Start of the process, Unix time."""
-    step: int = 0
-    """Optimizer updates made."""
     last_step_at: float | None = None
     """When this process made its last update, by the monotonic clock; None before the first."""
-    records_trained: int = 0
-    records_held_out: int = 0
-    """Records kept out of training: to measure forgetting, or because their regime is frozen."""
-    tokens_trained: int = 0
-    tokens_per_s: float = 0.0
-    """Recent training throughput."""
     loss: float | None = None
     """Prequential loss of the last batch, nats per token."""
     loss_smoothed: float | None = None
     """Prequential loss smoothed over recent batches, nats per token."""
     learning_rate: float | None = None
     """Learning rate of the newest update, after the warm-up and before the decay by each expert's own updates."""
-    dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Unusable records, by reason."""
-    ignored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Records that there is nothing to learn from by their nature, by reason."""
-    update_refusals: int = 0
-    """Updates skipped because the loss or a gradient was not finite."""
     adaptation: AdaptationStatus = AdaptationStatus()
     publication: PublicationStatus | None = None
     """None unless regimes are published."""
@@ -513,21 +585,13 @@ class Status:
     """The past of the run, at most one batch behind."""
     trackers: tuple[TrackerStatus, ...] = ()
     """Experiment trackers."""
-    partitions: tuple[PartitionStatus, ...] = ()
     snapshot: SnapshotStatus | None = None
     records_since_snapshot: int = 0
     """Records done since the newest snapshot."""
-    step_seconds: float | None = None
-    """Duration of the last step; None before the first of this process."""
     requests: Mapping[tuple[bool, AnsweredBy], int] = field(default_factory=lambda: MappingProxyType({}))
     """Prompts and examples of finished requests, by whether a regime explained them and by what answered."""
-    backbone: str = ""
-    dtype: str = ""
-    device: str = ""
     preset: str = ""
     """Adapter preset."""
-    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Versions of streamlearn, Python, torch and others."""
 
     @property
     def records_dead_lettered(self) -> int:

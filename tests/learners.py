@@ -18,7 +18,15 @@ from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
 from streamlearn.regimes.regimes import Regimes
-from streamlearn.settings import AdapterSettings, BackboneSettings, ConsolidateSettings, LearnerSettings, ProbeSettings
+from streamlearn.settings import (
+    AdapterSettings,
+    BackboneSettings,
+    ConsolidateSettings,
+    LearnerSettings,
+    ProbeSettings,
+    Settings,
+    ShiftSettings,
+)
 from streamlearn.snapshot.parts import dump_components
 from tests.doubles import tiny_backbone
 
@@ -73,25 +81,24 @@ def tiny_learner(
     merged = replace(PRESETS[preset].objective, **(changes or {}))
     regimes = REGIMES if merged.bias != "none" else 0
     model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
-    learner_settings = LearnerSettings(**{"lr": 1e-2, **settings})
+    whole = Settings(
+        source={"jsonl": {"path": folder / "stream.jsonl"}},
+        seed=seed,
+        learner=LearnerSettings(**{"lr": 1e-2, **settings}),
+        consolidate=ConsolidateSettings(**(consolidate or {})),
+        probe=ProbeSettings(warmup_tokens=300),
+        shift=ShiftSettings(max_regimes=REGIMES),
+    )
     learner = Learner(
         model,
-        learner_settings,
+        whole.learner,
         backbone.device,
         clock=lambda: 0.0,
         router_lr=merged.router_lr,
         cache=cache,
         compute=compute,
     )
-    learner.hooks = BaselineHooks(
-        learner,
-        merged,
-        learner_settings,
-        ConsolidateSettings(**(consolidate or {})),
-        ProbeSettings(warmup_tokens=300),
-        regimes=REGIMES,
-        seed=seed,
-    )
+    learner.hooks = BaselineHooks(learner, merged, whole)
     for slot in range(REGIMES if learner.per_regime else 0):
         learner.add_regime(slot, seed + slot)
     return learner

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streamlearn.errors import OffsetGapError
-from streamlearn.stream.position import Gap, Position, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, OffsetRange, Position, RecordId, TopicPartition
 from streamlearn.stream.record import Record
 from streamlearn.stream.source import DeadLetter
 
@@ -56,7 +56,12 @@ class MemorySource:
                 self._ends[record.origin] = record.offset + 1
             self._changed.notify_all()
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         """Go to `position`; partitions that it does not name begin at 0.
 
         Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamlearn.lazy_import import import_on_use
+from streamlearn import import_on_use
 
 PACKAGE = "seldom_used"
 

@@ -3,8 +3,7 @@
     python -m benchmarks.backbones.pretrain --data ../shared/data/pretrain --out build/nano
 
 A causal LM with the Qwen3 architecture and 5.2 M parameters, trained from scratch on whole documents with a next-token
-loss. The run is a function of the data, the seed and the number of steps. It can be interrupted at any time; started
-again with the same arguments, it resumes from its last checkpoint. Checkpoints are safetensors and JSON.
+loss. The run is a function of the data, the seed and the number of steps.
 """
 
 import argparse
@@ -19,9 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -32,7 +30,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 IGNORED = -100
-CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -175,65 +172,34 @@ def make_optimizer(model: Qwen3ForCausalLM, recipe: PretrainRecipe) -> torch.opt
     return torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.95), fused=True)
 
 
-def save_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
-    """Write weights, moments and how many steps or epochs are done; the rename makes the write atomic."""
-    tensors = {f"model.{name}": p.detach().clone() for name, p in module.named_parameters()}
-    names: dict[Tensor, str] = {p: name for name, p in module.named_parameters()}
-    for p, state in optimizer.state.items():
-        tensors |= {f"optim.{names[p]}.{key}": value.clone() for key, value in state.items()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    save_file({**tensors, "done": torch.tensor(done)}, partial)
-    partial.rename(file)
-
-
-def load_checkpoint(file: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load a checkpoint and return how many steps or epochs are done; 0 without a checkpoint."""
-    if not file.exists():
-        return 0
-    tensors = load_file(file)
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            p.copy_(tensors[f"model.{name}"])
-            if f"optim.{name}.step" in tensors:
-                keys = ("step", "exp_avg", "exp_avg_sq")
-                optimizer.state[p] = {key: tensors[f"optim.{name}.{key}"] for key in keys}
-    return int(tensors["done"])
-
-
 def prepare(data: Path, out: Path, recipe: PretrainRecipe) -> tuple[list[list[int]], list[list[int]]]:
-    """Train the tokenizer unless `out` has one, and return the training pieces and the held-out pieces."""
+    """Train and save the tokenizer; return the training pieces and the held-out pieces."""
     texts = read_texts(data)
     random.Random(recipe.seed).shuffle(texts)
     kept, held_out = texts[: -recipe.held_out], texts[-recipe.held_out :]
     out.mkdir(parents=True, exist_ok=True)
-    if (out / "tokenizer.json").exists():
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    else:
-        tokenizer = train_tokenizer(kept, nano_config().vocab_size)
-        tokenizer.save_pretrained(out)
+    tokenizer = train_tokenizer(kept, nano_config().vocab_size)
+    tokenizer.save_pretrained(out)
     pieces = encode(kept, tokenizer, recipe.max_tokens)
     print(f"{len(kept)} texts, {sum(map(len, pieces))} tokens, {len(pieces)} pieces", flush=True)
     return pieces, encode(held_out, tokenizer, recipe.max_tokens)
 
 
 def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> None:
-    """Run the recipe, or the rest of it after a checkpoint, and write the model folder."""
+    """Run the recipe and write the model folder."""
     pieces, held_out = prepare(data, out, recipe)
     torch.manual_seed(recipe.seed)
     model = Qwen3ForCausalLM(nano_config())
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     optimizer = make_optimizer(model, recipe)
-    first = load_checkpoint(out / CHECKPOINT, model, optimizer)
     started, seen = time.monotonic(), 0
-    for step, rows in islice(enumerate(batches(pieces, recipe)), first, recipe.steps):
+    for step, rows in islice(enumerate(batches(pieces, recipe)), recipe.steps):
         loss = train_step(model, optimizer, rows, learning_rate(step, recipe), bf16=bf16)
         seen += int((rows != IGNORED).sum())
         if step % 100 == 0:
             rate = seen / (time.monotonic() - started)
             print(f"step {step} loss {loss:.3f} tokens/s {rate:.0f}", flush=True)
         if (step + 1) % 500 == 0:
-            save_checkpoint(out / CHECKPOINT, model, optimizer, step + 1)
             print(f"step {step + 1} held-out loss {held_out_loss(model, held_out, bf16=bf16):.4f}", flush=True)
 
     final = held_out_loss(model, held_out, bf16=bf16)
@@ -258,7 +224,7 @@ def train_step(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: Tens
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz files with a `text` field")
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished model")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--steps", type=int, default=PretrainRecipe.steps)
     parser.add_argument(
         "--float32", action="store_true", help="disable bf16 autocast, for CPUs without fast bf16 matrix products"

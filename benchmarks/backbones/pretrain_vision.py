@@ -8,8 +8,7 @@
    and presence.
 
 Some material is held back for streams to teach: the classes in `HELD_BACK`, all questions of alphabet, absence,
-counting and objects, and all test images. The result is a function of data and seed. Every epoch ends with a
-checkpoint, from which an interrupted run resumes.
+counting and objects, and all test images. The result is a function of data and seed.
 """
 
 import argparse
@@ -33,7 +32,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.backbones.image_tasks import Json, arrays, records, rows
-from benchmarks.backbones.pretrain import load_checkpoint, save_checkpoint
 from streamlearn.backbone import nano_vl
 
 HELD_BACK = {"recognition": {"deer", "frog", "ship", "truck"}, "digit": {"7", "8", "9"}}
@@ -142,16 +140,12 @@ def train(
     stage: Stage,
     examples: Sequence[Batch],
     loss_of: Callable[[Sequence[Batch], Tensor], Tensor],
-    out: Path,
     recipe: VisionRecipe,
 ) -> None:
-    """Run a stage, or the rest of it after a checkpoint; `loss_of` gets examples and their augmented pixels."""
+    """Run a stage; `loss_of` gets examples and their augmented pixels."""
     optimizer = torch.optim.AdamW(list(stage.groups), lr=stage.lr, weight_decay=recipe.weight_decay)
-    file = out / f"{stage.name}.checkpoint"
-    first, size = load_checkpoint(file, stage.module, optimizer), stage.batch_size
-    steps_per_epoch = len(examples) // size
-    step = first * steps_per_epoch
-    for epoch in range(first, stage.epochs):
+    size, steps_per_epoch, step = stage.batch_size, len(examples) // stage.batch_size, 0
+    for epoch in range(stage.epochs):
         rng = random.Random(f"{recipe.seed} {stage.name} {epoch}")
         order = rng.sample(range(len(examples)), len(examples))
         started, losses = time.monotonic(), []
@@ -167,12 +161,11 @@ def train(
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
             step += 1
-        save_checkpoint(file, stage.module, optimizer, epoch + 1)
         seconds = time.monotonic() - started
         print(f"{stage.name} epoch {epoch + 1} loss {np.mean(losses):.3f} {seconds:.0f} s", flush=True)
 
 
-def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: VisionRecipe) -> None:
+def train_tower(tower: nn.Module, folder: Path, recipe: VisionRecipe) -> None:
     """Train the tower on classification (stage 1)."""
     examples, heads = labeled(folder)
     width = nano_vl.VISION["hidden_size"]
@@ -186,7 +179,7 @@ def train_tower(tower: nn.Module, folder: Path, out: Path, recipe: VisionRecipe)
 
     groups = [{"params": list(both.parameters()), "scale": 1.0}]
     stage = Stage("tower", both, groups, recipe.tower_lr, recipe.tower_epochs, recipe.tower_batch)
-    train(stage, examples, loss_of, out, recipe)
+    train(stage, examples, loss_of, recipe)
 
 
 def classification_loss(classifiers: nn.ModuleDict, pooled: Tensor, batch: Sequence[Labeled]) -> Tensor:
@@ -241,7 +234,7 @@ def padded(questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-def train_answers(model: Any, folder: Path, out: Path, recipe: VisionRecipe) -> None:
+def train_answers(model: Any, folder: Path, recipe: VisionRecipe) -> None:
     """Train tower and projector on questions (stage 2)."""
     tokenizer = nano_vl.tokenizer()
     questions = [encoded(record, tokenizer) for record in taught(folder, "train")]
@@ -260,7 +253,7 @@ def train_answers(model: Any, folder: Path, out: Path, recipe: VisionRecipe) -> 
         return loss
 
     stage = Stage("answers", both, groups, recipe.answer_lr, recipe.answer_epochs, recipe.answer_batch, max_norm=1.0)
-    train(stage, questions, loss_of, out, recipe)
+    train(stage, questions, loss_of, recipe)
 
 
 @torch.no_grad()
@@ -299,13 +292,13 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, required=True, help="folder of image sets; see benchmarks.backbones.image_tasks"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished weights")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished weights")
     arguments = parser.parse_args()
     recipe = VisionRecipe()
     torch.manual_seed(recipe.seed)
     model = nano_vl.assemble(torch.float32, vision_weights=None)
-    train_tower(model.model.vision_tower, arguments.data, arguments.out, recipe)
-    train_answers(model, arguments.data, arguments.out, recipe)
+    train_tower(model.model.vision_tower, arguments.data, recipe)
+    train_answers(model, arguments.data, recipe)
     figures = accuracy(model, arguments.data, ["recognition", "digit", "colour", "shape", "presence", "absence"])
     save_vision_weights(model, arguments.out / nano_vl.VISION_WEIGHTS)
     written = {"recipe": asdict(recipe), "test_accuracy": figures}

@@ -7,7 +7,7 @@
     python -m benchmarks.learn report docs/evidence/runs.tar.xz --member runs --out docs/evidence
 
 Runs are made in the order of the suites, then of the seeds. Finished runs are kept: started again with the same folder,
-a command continues. A run that fails does not stop the others; its error is kept next to its result.
+a command continues. A run that fails does not stop the others.
 
 A folder of task files holds NAME.train.jsonl.gz and NAME.test.jsonl.gz, one record per line: {"id", "task",
 "definition", "input", "output"} or {"id", "task", "prompt", "answer"}. The SuperNI files are those of
@@ -18,10 +18,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from benchmarks.learn.jobs import Part, RunConditions, RunFailedError, jobs_of, make_runs, read_plan
+from benchmarks.learn.jobs import Part, RunConditions, RunJob, jobs_of, make_runs, read_plan
 from benchmarks.learn.methods import ABLATIONS, METHODS
 from benchmarks.learn.search import SEARCHED, Search
-from benchmarks.measuring import command
+from benchmarks.measuring import MeasurementError, command
 from streamlearn.errors import UsageError
 
 
@@ -32,11 +32,10 @@ def run(given: argparse.Namespace) -> None:
     if given.plan and (given.method or given.ablations):
         raise UsageError("--plan: names the methods itself; remove --method and --ablations")
     methods = given.method or (["streamlearn", *ABLATIONS] if given.ablations else list(METHODS))
-    seeds = tuple(range(given.first_seed, given.first_seed + given.seeds))
-    parts = read_plan(given.plan) if given.plan else [Part(tuple(given.suite), tuple(methods), seeds)]
+    seeds = list(range(given.first_seed, given.first_seed + given.seeds))
+    parts = read_plan(given.plan) if given.plan else [Part(suites=given.suite, methods=methods, seeds=seeds)]
     jobs = jobs_of(parts, _conditions(given))
-    if failed := make_runs(jobs, side_by_side=given.side_by_side):
-        raise RunFailedError.from_jobs(failed)
+    _require_none(make_runs(jobs, side_by_side=given.side_by_side))
 
 
 def search(given: argparse.Namespace) -> None:
@@ -49,8 +48,7 @@ def search(given: argparse.Namespace) -> None:
     table = given.table or given.out / "search.md"
     searched.write_record(table)
     print(f"chosen: {given.write}; trials: {table}")
-    if searched.failed:
-        raise RunFailedError.from_jobs(searched.failed)
+    _require_none(searched.failed)
 
 
 def report(given: argparse.Namespace) -> None:
@@ -59,6 +57,12 @@ def report(given: argparse.Namespace) -> None:
 
     for suite in reporting.report(given.runs, given.out, given.member):
         print(given.out / f"{suite}.md")
+
+
+def _require_none(failed: list[RunJob]) -> None:
+    if failed:
+        titles = "\n".join(f"  {job.title}" for job in failed)
+        raise MeasurementError(f"{len(failed)} of the runs failed; start again to repeat them\n{titles}")
 
 
 def _conditions(given: argparse.Namespace) -> RunConditions:

@@ -14,15 +14,14 @@ AF has no interval: it has a maximum with zero, which is biased upwards under re
 
 # Shape suffixes: R runs, N test records of a task, B resamples, the first of which is the sample itself.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.learn.scores import Run, last_segments
-from streamlearn.errors import UsageError
 
 FROZEN = "frozen"
 RESAMPLES = 10_000
@@ -50,12 +49,7 @@ class Bootstrap:
     """Resampled figures of the runs of one suite."""
 
     def __init__(self, runs: Sequence[Run], resamples: int = RESAMPLES, seed: int = 0) -> None:
-        """Resample the records of every task.
-
-        Raises:
-            UsageError: two runs differ in their tasks, the tasks' metrics or the number of scored records.
-        """
-        check_same_records(runs)
+        """Resample the records of every task; all runs score the same ones."""
         self._runs = runs
         self._resamples, self._seed = resamples, seed
         self._rows: dict[str, dict[int, int]] = {}
@@ -139,30 +133,6 @@ class Bootstrap:
         if figure == "BWT" and not self._past_tasks():
             return False
         return figure not in OF_ORDERED or not any(self._runs[row]["shuffled"] for row in rows)
-
-
-def check_same_records(runs: Sequence[Run]) -> None:
-    """Check that all runs score the same tasks, by the same metric, on equally many records.
-
-    Raises:
-        UsageError: two runs differ.
-    """
-    expected = _scored(runs[0])
-    for run in runs:
-        found = _scored(run)
-        differing = [task for task in expected.keys() | found.keys() if expected.get(task) != found.get(task)]
-        if differing:
-            task = min(differing)
-            raise UsageError(
-                f"{run['suite']}: all runs must score the same test records; {run['method']}, seed {run['seed']}, has "
-                f"{found.get(task, 'none')} for {task}, and {runs[0]['method']}, seed {runs[0]['seed']}, "
-                f"{expected.get(task, 'none')}; make one of them again, with the same version and --evaluated-per-task"
-            )
-
-
-def _scored(run: Run) -> Mapping[str, str]:
-    answers: Mapping[str, Any] = run["answers"]
-    return {task: f"{len(answer['end'])} scores of {answer['metric']}" for task, answer in answers.items()}
 
 
 def _estimate(values_B: Array, seeds: int) -> Estimate:

@@ -62,8 +62,7 @@ from benchmarks.learn.baselines import (
 )
 from benchmarks.learn.lora_baselines import InfLora, OLora, OnlineLora, SdLora
 from benchmarks.learn.suites import Prompts, Suite
-from streamlearn.adapters.check import LinearShapes, activated_parameters
-from streamlearn.adapters.presets import HeadLoraConfig, resolve
+from streamlearn.adapters.presets import HeadLoraConfig, LinearShapes, activated_parameters, resolve
 from streamlearn.daemon.model import adapter_of
 from streamlearn.errors import UsageError
 from streamlearn.settings import AdapterSettings, Settings

@@ -23,9 +23,8 @@ from benchmarks.learn.baselines import BaselineContext, batches
 from benchmarks.learn.methods import Arm, Method, Profile, own_values, read_arm
 from benchmarks.learn.scores import Metric, Reference, score_answer
 from benchmarks.learn.suites import Suite, shortened
-from streamlearn.adapters.check import activated_parameters
 from streamlearn.adapters.context import Slot
-from streamlearn.adapters.presets import objective
+from streamlearn.adapters.presets import activated_parameters, objective
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
@@ -65,8 +64,6 @@ ANSWER_BATCHES: Mapping[str, tuple[int, int]] = {"cpu": (64, 16384), "cuda": (51
 The cache of SmolLM2-135M takes 23 kB a token in bfloat16: 1.5 GB for 65536.
 """
 
-Progress = Callable[[str], None]
-"""Receives a short text about how far a run is."""
 SlotsOf = Callable[[str, Sequence[Example]], Sequence[Slot] | None]
 """Maps a task's scored records to what adapts them; None: no regime bias."""
 
@@ -84,14 +81,13 @@ class TaskAnswers:
 class Evaluator:
     """A suite's scored records, decoded once, and the ways to score a learner on them."""
 
-    def __init__(self, suite: Suite, decoder: Decoder, *, generate: bool) -> None:
+    def __init__(self, suite: Suite, decoder: Decoder) -> None:
         self._suite = suite
         self._decoder = decoder
-        self._generate = generate
         self.tests: Mapping[str, Sequence[Example]] = {
             task: [decoder.decode_value(record) for record in own.scored] for task, own in suite.tasks.items()
         }
-        self._limits = {task: self._limit(task) for task in suite.tasks} if generate else {}
+        self._limits = {task: self._limit(task) for task in suite.tasks}
 
     def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, float]]:
         """Return token accuracy, and loss in nats per answer token, of each task, teacher-forced."""
@@ -109,7 +105,7 @@ class Evaluator:
 
     def answer(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskAnswers]:
         """Decode and score free answers, in batches across tasks."""
-        chosen = list(tasks) if self._generate else []
+        chosen = list(tasks)
         examples = [example for task in chosen for example in self.tests[task]]
         slots = [slots_of(task, self.tests[task]) for task in chosen]
         assert all(own is None for own in slots) or None not in slots, "all tasks have slots, or none has"
@@ -144,11 +140,10 @@ class Evaluator:
 class Recorder:
     """Losses and tokens of every step, scores after every segment, and free answers after a task's last segment."""
 
-    def __init__(self, suite: Suite, evaluator: Evaluator, progress: Progress, *, answer_after: bool = True) -> None:
+    def __init__(self, suite: Suite, evaluator: Evaluator, *, answer_after: bool = True) -> None:
         """Build a recorder; without `answer_after` answers are decoded only at the end of the stream."""
         self.suite = suite
         self.evaluator = evaluator
-        self._progress = progress
         self._answer_after = answer_after and not suite.only_at_end
         self.matrix: list[dict[str, dict[str, float]]] = []
         """Teacher-forced scores by task, one row per segment."""
@@ -165,13 +160,11 @@ class Recorder:
         """Record a training step."""
         self.losses += step.record_losses
         self.tokens += step.tokens
-        self._report(f"trained on {self.tokens:,} tokens")
 
     def evaluate(self, learner: Learner, slots_of: SlotsOf) -> None:
         """Evaluate the learner at the end of the next segment."""
         started = time.monotonic()
         number = len(self.matrix)
-        self._report("scoring")
         self.matrix.append(self.evaluator.evaluate(learner, self.suite.evaluated_after(number), slots_of))
         ended = [task for task, end in self.suite.ends.items() if end == number]
         if number == len(self.suite.segments) - 1:
@@ -180,9 +173,6 @@ class Recorder:
         elif self._answer_after:
             self._keep(ended, self.evaluator.answer(learner, ended, slots_of))
         self.evaluation_s += time.monotonic() - started
-
-    def _report(self, doing: str) -> None:
-        self._progress(f"segment {len(self.matrix) + 1} of {len(self.suite.segments)}: {doing}")
 
     def _keep(self, ended: Iterable[str], answers: dict[str, TaskAnswers]) -> None:
         if self._answer_after:
@@ -199,10 +189,10 @@ class Trained:
     """Detected boundaries; None for a method that is given them."""
 
 
-def train_in_daemon(suite: Suite, settings: Settings, progress: Progress, *, generate: bool = True) -> Trained:
+def train_in_daemon(suite: Suite, settings: Settings) -> Trained:
     """Run the daemon, which is given no boundaries, and evaluate it at the end of each segment."""
     components = Components(settings)
-    recorder = Recorder(suite, Evaluator(suite, components.decoder, generate=generate), progress)
+    recorder = Recorder(suite, Evaluator(suite, components.decoder))
     observer = SegmentObserver(recorder, components)
     Daemon(components, *without_http(), observer=observer).run()
     while len(recorder.matrix) < len(suite.segments):
@@ -247,12 +237,11 @@ class SegmentObserver(QuietObserver):
             recorder.evaluate(self._components.learner, self.slots_of)
 
 
-def train_baseline(suite: Suite, method: Method, arm: Arm, progress: Progress, *, generate: bool = True) -> Trained:
+def train_baseline(suite: Suite, method: Method, arm: Arm) -> Trained:
     """Train on one segment after another and evaluate after each; of several passes, in the last one only."""
     settings = arm.settings
     model = Model(settings, outline(settings.backbone), adapter_of(settings), None, settings.state / "offloaded")
-    evaluator = Evaluator(suite, model.decoder, generate=generate)
-    recorder = Recorder(suite, evaluator, progress, answer_after=method.trained and not method.shuffled)
+    recorder = Recorder(suite, Evaluator(suite, model.decoder), answer_after=method.trained and not method.shuffled)
     slots, slot_of_task = suite.regime_slots()
     records = method.passes * sum(len(segment.records) for segment in suite.segments)
     baseline = method.build(BaselineContext(model.learner, settings, slots, records, model.adaptation, arm.options))
@@ -285,8 +274,6 @@ def run_method(
     profile: Profile,
     backbone_folder: Path | None = None,
     own: Mapping[str, Any] | None = None,
-    generate: bool = True,
-    progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Train and evaluate a method, and return all results of the run under the method's `name`.
 
@@ -298,8 +285,6 @@ def run_method(
         profile: Settings for the backbone.
         backbone_folder: Folder of the model; None: the suite's own, else the model that the profile names.
         own: Settings that override all others, by dotted key.
-        generate: Whether free answers are decoded; without them the run has no `answers`.
-        progress: Receives short texts.
     """
     backbone_model = suite.backbone or profile.model(backbone_folder)
     arm_text = method.arm_for(suite, outline(BackboneSettings(model=backbone_model)).linears)
@@ -337,10 +322,10 @@ def run_method(
             "versions": {**versions(), "python": platform.python_version(), "commit": _commit()},
         }
         if method.blind:
-            return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream), generate=generate)}
+            return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream))}
         del backbone
         stream.write_bytes(to_lines(record for segment in suite.segments for record in segment.records))
-        return {**about, **_trained(suite, method, arm, progress, generate=generate)}
+        return {**about, **_trained(suite, method, arm)}
 
 
 def _resolved(settings: Settings) -> Settings:
@@ -355,12 +340,10 @@ def _decoder(backbone: Backbone, settings: StreamSettings) -> Decoder:
     )
 
 
-def _trained(suite: Suite, method: Method, arm: Arm, progress: Progress, *, generate: bool) -> dict[str, Any]:
+def _trained(suite: Suite, method: Method, arm: Arm) -> dict[str, Any]:
     started = time.monotonic()
-    if method.baseline is None:
-        trained = train_in_daemon(suite, arm.settings, progress, generate=generate)
-    else:
-        trained = train_baseline(suite, method, arm, progress, generate=generate)
+    in_daemon = method.baseline is None
+    trained = train_in_daemon(suite, arm.settings) if in_daemon else train_baseline(suite, method, arm)
     recorder, model = trained.recorder, trained.model
     seconds = time.monotonic() - started - recorder.evaluation_s
     after = recorder.answers_after
@@ -400,9 +383,9 @@ def _answers(end: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]) -
     }
 
 
-def _blind(suite: Suite, decoder: Decoder, *, generate: bool) -> dict[str, Any]:
+def _blind(suite: Suite, decoder: Decoder) -> dict[str, Any]:
     """The best that can be done without reading the input, a floor under every score: see below."""
-    answers = blind_answers(suite) if generate else {}
+    answers = blind_answers(suite)
     seen = {task: own for task, own in answers.items() if task not in suite.unseen}
     known = {task: {"accuracy": blind_accuracy(suite, decoder, task), "loss": None} for task in suite.tasks}
     rows = [suite.evaluated_after(number) for number in range(len(suite.segments))]

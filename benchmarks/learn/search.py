@@ -136,11 +136,7 @@ class Search:
         self._check_start()
 
     def run(self) -> Profile:
-        """Make the missing trials of all stages and return the chosen profile.
-
-        Raises:
-            UsageError: its trials are being made by another command.
-        """
+        """Make the missing trials of all stages and return the chosen profile."""
         self._try({method: [{LR: rate} for rate in RATES] for method in self._methods})
         for stage in range(1 + BEYOND):
             self._try({method: beyond(own) if stage else refine(own) for method, own in self.trials.items()})
@@ -150,10 +146,7 @@ class Search:
 
     def _try(self, grids: Mapping[str, Sequence[Own]]) -> None:
         jobs = [self._job(method, own) for method, grid in grids.items() for own in grid]
-        failed = self._make_runs(jobs)
-        self.failed += failed
-        if any(not job.file.exists() and job not in failed for job in jobs):
-            raise UsageError("search: trials are being made by another command; start again when it has ended")
+        self.failed += self._make_runs(jobs)
         for job in jobs:
             self.trials[job.method].append(read_trial(job))
 

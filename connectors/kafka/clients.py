@@ -18,7 +18,7 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError, UnsupportedC
 from kafka.net.compat import KafkaNetClient
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
-from connectors.kafka import codecs
+from connectors.kafka import batches, codecs
 from streamlearn.errors import CredentialsError, SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.position import TopicPartition
@@ -242,6 +242,7 @@ def to_kafka(origin: TopicPartition) -> Any:
 
 
 def _new(client: Any, settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:
+    batches.install()
     connection = _connection(settings)
     with _connection_failures() as failures:
         try:

@@ -6,7 +6,7 @@ size.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from connectors.dead_letters import (
     text_of,
 )
 from connectors.kafka.admin import Cluster
+from connectors.kafka.batches import NullHeader
 from connectors.kafka.clients import (
     CLIENT_ERRORS,
     close_quietly,
@@ -41,19 +42,27 @@ from streamlearn.settings import KafkaSettings
 from streamlearn.stream.position import RecordId, TopicPartition
 from streamlearn.stream.source import DeadLetter
 
+_CONNECT_PREFIX = "__connect.errors."
+_CONNECT_CONSTANTS = {
+    "connector.name": "streamlearn",
+    "task.id": "0",
+    "class.name": "streamlearn.stream.decode.Decoder",
+}
 _NO_VALUE = PREFIX + "value.absent"
 """Marks a record without key and value. kafka-python cannot send such a message, so its value is empty."""
 _MAX_CHARACTERS = 200
 """Of the reason's text in a shortened dead letter, which then has less than 2 kB."""
 
 
-_Message = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
+_Headers = list[tuple[str, bytes]]
+_Message = tuple[bytes | None, bytes | None, _Headers]
 """Value, key and headers of a message."""
 
 
 def _message(dead_letter: DeadLetter) -> _Message:
     record = dead_letter.record
-    headers = own_headers(record) + _reason(dead_letter)
+    own = [(name, NullHeader() if value is None else value) for name, value in own_headers(record)]
+    headers = own + _reason(dead_letter)
     if record.value is None and record.key is None:
         return b"", None, [*headers, (_NO_VALUE, b"true")]
     return record.value, record.key, headers
@@ -66,8 +75,12 @@ def _shortened_message(dead_letter: DeadLetter) -> _Message:
     return b"", None, [*headers, (LEFT_OUT_BYTES, b"%d" % size)]
 
 
-def _reason(dead_letter: DeadLetter) -> list[tuple[str, bytes]]:
-    return [(name, value.encode()) for name, value in headers_of(dead_letter).items()]
+def _reason(dead_letter: DeadLetter) -> _Headers:
+    """Our headers, then those of the same meaning that Kafka Connect writes, which its tools read."""
+    ours = headers_of(dead_letter)
+    connect = {name.removeprefix(PREFIX): value for name, value in ours.items() if name != f"{PREFIX}timestamp"}
+    both = ours | {_CONNECT_PREFIX + name: value for name, value in (connect | _CONNECT_CONSTANTS).items()}
+    return [(name, value.encode()) for name, value in both.items()]
 
 
 _BOOTSTRAP_S = 30.0
@@ -325,6 +338,13 @@ def _dead_letter(message: Any) -> DeadLetter | None:
         errors,
         value=None if _NO_VALUE in errors or LEFT_OUT_BYTES in errors else message.value,
         key=message.key,
-        own=tuple((name, value or b"") for name, value in message.headers if not name.startswith(PREFIX)),
+        own=_own(message.headers),
         written_ms=message.timestamp,
     )
+
+
+def _own(headers: Sequence[tuple[str, bytes | None]]) -> tuple[tuple[str, bytes | None], ...]:
+    """The record's headers. It may have Kafka Connect's too: those after ours are not its own."""
+    ours = next((index for index, (name, _) in enumerate(headers) if name.startswith(PREFIX)), len(headers))
+    added = (PREFIX, _CONNECT_PREFIX)
+    return (*headers[:ours], *(header for header in headers[ours:] if not header[0].startswith(added)))

@@ -6,6 +6,7 @@ object may loop forever. The consumer is then closed, and a new one continues fr
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka.admin import ACLOperation
@@ -31,7 +32,7 @@ from connectors.kafka.offsets import (
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.position import Gap, OffsetRange, Position, RecordId, TopicPartition
 from streamlearn.stream.record import Record
 
 _NEVER = float("-inf")
@@ -147,6 +148,11 @@ class KafkaSource:
         self._next: dict[TopicPartition, int] = {}
         self._gaps: list[Gap] = []
         self._failures: dict[TopicPartition, dict[int, int]] = {}
+        self._skipped: Sequence[OffsetRange] = ()
+        self._passing: dict[TopicPartition, int] = {}
+        """Where reading continues after offsets that are skipped because they cannot be read."""
+        self._committed: Mapping[TopicPartition, int] = {}
+        self._note = ""
         self._monitor = PartitionMonitor(settings, clock)
         self._leaderless: list[str] = []
         self._reachable = True
@@ -156,7 +162,12 @@ class KafkaSource:
 
     # --- the Source protocol ------------------------------------------------------------------------------------------
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         """Connect and go to `position`; wait for an unreachable broker for at most `start_timeout_s`.
 
         See `starting_offsets` for where each partition begins. A named offset that retention deleted is a gap, which
@@ -194,6 +205,8 @@ class KafkaSource:
         self._gaps.clear()  # the returned position shows them
         self._assign()
         self._failures.clear()
+        self._skipped = skipped
+        self._passing.clear()
         self._truncation = None
         self._monitor.reset(ends)
         self._mark_reachable()
@@ -216,7 +229,9 @@ class KafkaSource:
         if self._consumer is None and not self._rebuild_when_due():
             self._sleep(max(0.0, timeout_s - (self._clock() - started)))
             return ()
-        records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
+        records = self._pass_unreadable(max_records)
+        if not records:
+            records = self._fetch(min(max_records, self._settings.max_poll_records), timeout_s)
         if records and not self._reachable and is_reachable(self._settings):  # they may have been fetched earlier
             self._mark_reachable()
         self._monitor.observe_poll(self._clock() - started, records)
@@ -225,12 +240,33 @@ class KafkaSource:
         return records
 
     def commit(self, position: Position, note: str) -> None:
-        """Store `position` as the group's offsets, for lag tools. A failure is logged."""
+        """Store `position` as the group's offsets, for lag tools. A failure is logged.
+
+        Where `position` covers every record that was read, the offset after any transaction markers is stored, so that
+        no lag remains at the end of a log; also when the client passes markers later.
+        """
+        fetched: Mapping[TopicPartition, int] = {}
+        if self._consumer is not None:
+            with suppress(*CLIENT_ERRORS):
+                fetched = self._fetch_offsets()
+        self._commit(self._past_markers(position, fetched), note)
+
+    def _commit(self, offsets: Mapping[TopicPartition, int], note: str) -> None:
+        self._committed, self._note = offsets, note
         try:
-            self._cluster.commit(self._settings.group_id, position, note)
+            self._cluster.commit(self._settings.group_id, Position(offsets), note)
             self._log.info(Event.OFFSETS_COMMITTED, group=self._settings.group_id, note=note)
         except SourceError as error:
             self._log.warning(Event.OFFSET_COMMIT_FAILED, error=str(error), note=note)
+
+    def _past_markers(
+        self, offsets: Mapping[TopicPartition, int], fetched: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """`offsets`, moved to the next offset to fetch where no record lies between."""
+        return {
+            origin: max(at, fetched.get(origin, 0)) if at >= self._next.get(origin, at + 1) else at
+            for origin, at in offsets.items()
+        }
 
     def lag(self, position: Position) -> Mapping[TopicPartition, int]:
         """Offsets between `position` and the ends; empty while the cluster does not answer. Blocks a second at most.
@@ -277,6 +313,18 @@ class KafkaSource:
             return []
         return [_record(message) for messages in polled.values() for message in messages]
 
+    def _pass_unreadable(self, max_records: int) -> list[Record]:
+        """Return records without content for skipped offsets that cannot be read, and continue after them."""
+        records = []
+        for origin, end in list(self._passing.items()):
+            start = self._next[origin]
+            stop = min(end, start + max_records)
+            self._consumer.seek(to_kafka(origin), stop)
+            records += [Record(origin, at, None, unreadable="it could not be read") for at in range(start, stop)]
+            if stop == end:
+                del self._passing[origin]
+        return records
+
     def _recover(self, error: Exception) -> None:
         """Recover from an error of the consumer, if possible.
 
@@ -306,13 +354,20 @@ class KafkaSource:
         unread = {origin: at for origin, at in self._next.items() if self._monitor.ends.get(origin, 0) > at}
         before = self._failures
         self._failures = {origin: {at: 1 + before.get(origin, {}).get(at, 0)} for origin, at in unread.items()}
-        stuck = [
-            f"{origin} at offset {at}" for origin, at in unread.items() if self._failures[origin][at] > _MAX_REBUILDS
+        failed = [
+            RecordId(*record) for record in unread.items() if self._failures[record[0]][record[1]] > _MAX_REBUILDS
         ]
-        if stuck:
+        for record in failed:
+            for skipped in self._skipped:
+                if record in skipped:
+                    self._passing[record.origin] = min(skipped.last + 1, self._monitor.ends[record.origin])
+        stuck = [f"{origin} at offset {at}" for origin, at in failed]
+        if stuck and not self._passing:
             raise SourceError(
                 f"every record must be readable, {' or '.join(stuck)} failed {_MAX_REBUILDS + 1} times: "
-                f"{describe(error)}. Examine the log there with kafka-dump-log.sh; a restart tries again"
+                f"{describe(error)}. Examine the log there with kafka-dump-log.sh; a restart tries again. To go on "
+                "without records that stay unreadable: streamlearn snapshots rollback NAME --skip-records "
+                "TOPIC:PARTITION:FROM..TO"
             ) from error
 
     def _rebuild_when_due(self) -> bool:
@@ -386,6 +441,9 @@ class KafkaSource:
         self._unanswered_since = None
         self._mark_reachable()
         self._monitor.update_ends(ends, fetch_offsets)
+        past_markers = self._past_markers(self._committed, fetch_offsets)
+        if past_markers != self._committed:
+            self._commit(past_markers, self._note)
         self._note_leaders(self._next, ends)
 
     def _discover_partitions(self) -> None:
@@ -533,8 +591,9 @@ def _record(message: Any) -> Record:
         offset=message.offset,
         value=message.value,
         key=message.key,
-        headers=tuple((name, value or b"") for name, value in message.headers),
+        headers=tuple(message.headers),
         timestamp_ms=max(0, message.timestamp),
+        unreadable=message.checksum if isinstance(message.checksum, str) else "",
     )
 
 

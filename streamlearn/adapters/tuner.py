@@ -14,10 +14,18 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
 from torch import Tensor, nn
 
-from streamlearn.adapters.check import check, check_heads, decoder_targets, linear_shapes, targets
 from streamlearn.adapters.context import AdaptedLayer, RoutingContext, RoutingContextHolder
 from streamlearn.adapters.layer import HeadLoraLinear
-from streamlearn.adapters.presets import METHOD, HeadLoraConfig, regime_adapter
+from streamlearn.adapters.presets import (
+    METHOD,
+    HeadLoraConfig,
+    check,
+    check_heads,
+    decoder_targets,
+    linear_shapes,
+    regime_adapter,
+    targets,
+)
 from streamlearn.errors import ConfigError
 
 SHARED = "default"

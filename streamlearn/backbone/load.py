@@ -24,7 +24,6 @@ from transformers.utils import logging
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.checks import find_plain_head, packing_obstacle
 from streamlearn.backbone.quantization import check_installed, quantize
-from streamlearn.backbone.shard import shard
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
@@ -128,6 +127,17 @@ class Backbone:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
 
+@dataclass(frozen=True)
+class Preprocessing:
+    """What of a backbone turns records into tokens; no weights."""
+
+    tokenizer: Any
+    vocab_size: int
+    vision: ProcessorVision | None
+    template: str | None
+    """See `Backbone.template`."""
+
+
 def locate(settings: BackboneSettings) -> Path | None:
     """Check `backbone.model` and `backbone.revision` and find the model's folder, without network access.
 
@@ -155,8 +165,7 @@ def outline(settings: BackboneSettings) -> Outline:
     assert folder is not None, "a download that fails is an error"
     try:
         config = _config(folder)
-        with torch.device("meta"):
-            skeleton = _kind(config).from_config(config, trust_remote_code=False)
+        skeleton = _skeleton(config)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"backbone.model {settings.model}: not a causal language model supported by the installed transformers: "
@@ -189,6 +198,11 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 def _is_vision(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None
+
+
+def _skeleton(config: Any) -> Any:
+    with torch.device("meta"):
+        return _kind(config).from_config(config, trust_remote_code=False)
 
 
 def _kind(config: Any) -> Any:
@@ -272,6 +286,8 @@ def load(
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
     if mesh is not None:
+        from streamlearn.backbone.shard import shard  # noqa: PLC0415  only a divided backbone needs it
+
         _measure(settings, model)
         shard(model, mesh, is_vision=shape.is_vision)
     model.to(device)
@@ -315,6 +331,26 @@ def _preprocessors(shape: Outline) -> tuple[Any, Any]:
     if shape.folder == nano_vl.FOLDER:
         return nano_vl.tokenizer(), nano_vl.processor()
     return load_tokenizer(shape), load_processor(shape.folder, shape.config) if shape.is_vision else None
+
+
+def load_preprocessing(settings: BackboneSettings, shape: Outline) -> Preprocessing:
+    """Load tokenizer and processor without the weights.
+
+    Args:
+        settings: The `backbone` section.
+        shape: What `outline` returned for it.
+
+    Raises:
+        ConfigError: they are missing or damaged.
+    """
+    skeleton = _skeleton(shape.config)
+    try:
+        tokenizer, processor = _preprocessors(shape)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"backbone.model {settings.model}: cannot be loaded from {shape.folder}: {error}") from error
+    vision = None if processor is None else ProcessorVision(processor, skeleton)
+    vocab_size = int(skeleton.get_input_embeddings().weight.shape[0])
+    return Preprocessing(tokenizer, vocab_size, vision, getattr(processor, "chat_template", None))
 
 
 def load_tokenizer(shape: Outline) -> Any:

@@ -8,8 +8,8 @@ Omega_t is computed along the training path of the stable experts (`importance: 
 because every expert is measured itself), or along the path of the transient expert (`transient`, eq. 6 and 7).
 
 Coordinates. The importance of the elements of a transient expert with its own A does not apply to the elements of a
-stable expert with another A. There are three options (`coordinates`): initialize the transient expert with the bank's
-A; use its own A and carry over what is invariant to rotations of the rank; or ignore the problem, as the paper does.
+stable expert with another A. Either the transient expert starts with the bank's A, or the problem is ignored, as the
+paper does (`coordinates`).
 Measured on a sequence of eight SuperNI tasks (CP-MoE's order 1, 200 records each, one pass, nano backbone, no routing
 bias so that all tasks share experts, one seed; accuracy on test tokens, forgetting):
 
@@ -31,63 +31,35 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from streamlearn.adapters.presets import Objective, objective
+from streamlearn.adapters.presets import Objective
 from streamlearn.adapters.tuner import copy_slots
 from streamlearn.baselines.balance_stages import LoadBalance, LocalizedBalance, Stages
 from streamlearn.baselines.importance import PATHS, RANK_DIM, Anchors, RegimeImportance, SummedImportance
 from streamlearn.baselines.transient import ProbeReport, probe
 from streamlearn.learner.learner import AuxiliaryLoss, Hooks, Learner, Probe
 from streamlearn.learner.loss import PackedBatch
-from streamlearn.settings import ConsolidateSettings, LearnerSettings, ProbeSettings, Settings
+from streamlearn.settings import Settings
 from streamlearn.stream.record import Example
 
 NO_SLOT = -1
 
 
-def hooks_for(learner: Learner, settings: Settings) -> Hooks:
-    """Return what the configured preset adds to the learner; nothing for the default preset."""
-    wanted = objective(settings)
-    if not (wanted.compares or wanted.balance_strength or wanted.localized_balance or wanted.staged):
-        return Hooks()
-    return BaselineHooks(
-        learner,
-        wanted,
-        settings.learner,
-        settings.consolidate,
-        settings.probe,
-        regimes=settings.shift.max_regimes,
-        seed=settings.seed,
-    )
-
-
 class BaselineHooks(Hooks):
     """The terms and mechanisms of one preset, as its objective says."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        wanted: Objective,
-        settings: LearnerSettings,
-        consolidate: ConsolidateSettings,
-        probe_settings: ProbeSettings,
-        *,
-        regimes: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, learner: Learner, wanted: Objective, settings: Settings) -> None:
         self._learner = learner
         self._objective = wanted
         self._settings = settings
-        self._consolidate = consolidate
-        self._probe = probe_settings
-        self._seed = seed
         self._probed: ProbeReport | None = None
         """Of the regime that `open` comes for next."""
         self._current: int | None = None
         """Slot of the regime whose segment is under way, which the training path is of."""
-        self.stages = Stages(settings) if wanted.staged else None
+        self.stages = Stages(settings.learner) if wanted.staged else None
         banks = learner.banks
+        self._experts = [parameter for bank in banks for parameter in (bank.A, bank.B)]
         experts = [group for group in learner.optimizer.groups if group.name in {bank.name for bank in banks}]
-        is_summed, is_transient = wanted.accumulation == "sum", consolidate.importance == "transient"
+        is_summed, regimes = wanted.accumulation == "sum", settings.shift.max_regimes
         self.anchors: Anchors | None = None
         self.path = None
         """Path of the experts' own training; None unless importance is computed from it."""
@@ -96,12 +68,13 @@ class BaselineHooks(Hooks):
         if wanted.anchor_strength > 0:
             self.anchors = Anchors(experts, wanted.anchor_strength, over_rank=not is_summed)
             held = self.anchors.importance
+            ranks = {bank.name: bank.A.shape[RANK_DIM] for bank in banks}
             self.store: SummedImportance | RegimeImportance = (
                 SummedImportance(held, banks, regimes)
                 if is_summed
-                else RegimeImportance(held, {bank.name: bank.A.shape[RANK_DIM] for bank in banks}, consolidate.damping)
+                else RegimeImportance(held, ranks, settings.consolidate.damping)
             )
-            if is_transient:
+            if settings.consolidate.importance == "transient":
                 self.pending = {name: torch.zeros_like(omega) for name, omega in held.items()}
             else:
                 parameters = {f"{group.name}.{part}": p for group in experts for part, p in group.parameters.items()}
@@ -115,36 +88,34 @@ class BaselineHooks(Hooks):
             terms.append(LoadBalance(self._objective.balance_strength))
         types = [example.sample_type for example in examples]
         if self._objective.localized_balance and any(types):
-            names = self._settings.sample_types
+            names = self._settings.learner.sample_types
             terms.append(LocalizedBalance(self._objective.localized_balance, packed, types, names))
         return terms
 
     def before_update(self) -> None:
         if self.path is not None:
-            self._plain = [parameter.grad for parameter in self._experts()]  # not normalized by a stage
+            self._plain = [parameter.grad for parameter in self._experts]  # not normalized by a stage
             self.path.before()
         if self.stages is not None:
             self.stages.apply(self._learner.optimizer.active, frozenset(bank.name for bank in self._learner.banks))
 
     def after_update(self, clipped: float) -> None:
         if self.path is not None:
-            pairs = zip(self._experts(), self._plain, strict=True)
+            pairs = zip(self._experts, self._plain, strict=True)
             self.path.after([None if p.grad is None else plain for p, plain in pairs], scale=clipped)
             del self._plain
-
-    def _experts(self) -> list[torch.nn.Parameter]:
-        return [parameter for bank in self._learner.banks for parameter in (bank.A, bank.B)]
 
     def probe_tokens(self, *, is_first: bool) -> int:
         if not self._objective.compares or (is_first and not self.pending):
             return 0
-        return self._probe.warmup_tokens or 0
+        return self._settings.probe.warmup_tokens or 0
 
     def probe(self, examples: Sequence[Example], number: int) -> Probe:
         """Train a transient expert on the records and discard it."""
-        seed = self._seed * 1_000_003 + number
+        settings = self._settings
+        seed = settings.seed * 1_000_003 + number
         accumulation = self._objective.accumulation
-        report = probe(self._learner, examples, self._probe, self._consolidate, accumulation, seed=seed)
+        report = probe(self._learner, examples, settings.probe, settings.consolidate, accumulation, seed=seed)
         self._probed = report
         means = [similarity_HK.mean() for similarity_HK in report.similarity.values()]
         return Probe(report.tokens, float(torch.stack(means).mean()))
@@ -155,7 +126,7 @@ class BaselineHooks(Hooks):
         if self.anchors is None:
             return
         if self.path is not None:
-            self.store.add(slot, self.path.importance(self._consolidate.damping))
+            self.store.add(slot, self.path.importance(self._settings.consolidate.damping))
             self.path.restart()
         else:
             h = {name: similarity_HKN[:, :, slot] for name, similarity_HKN in self._similarity.items()}

@@ -60,7 +60,7 @@ lambda x 1 nat per token in L_reg because of it.
 # Shape suffixes: H heads, K experts a head, R rank, S slice or O out features, N regime slots.
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ from streamlearn.adapters.tuner import Bank, copy_slots
 from streamlearn.learner.optimizer import Group, Hold
 from streamlearn.settings import Accumulation
 
-RANK_DIM, RANKED_NDIM = 2, 4  # A (H, K, R, S) and B (H, K, R, O); a router (H, K, S) has no rank
+RANK_DIM = 2  # of A (H, K, R, S) and B (H, K, R, O)
 
 
 class TrainingPath(ABC):
@@ -100,10 +100,6 @@ class TrainingPath(ABC):
     def importance(self, xi: float) -> dict[str, Tensor]:
         """Return the importance of each weight by parameter name, never negative; `xi` damps it."""
 
-    @abstractmethod
-    def rank_invariant(self, xi: float) -> dict[str, Tensor]:
-        """Return an importance that does not depend on rotations of the rank dimension."""
-
     def restart(self) -> None:
         """Start a new path at the current weights."""
         for tensors in self._sums.values():
@@ -121,7 +117,7 @@ class TrainingPath(ABC):
 
 
 class PathIntegral(TrainingPath):
-    """Eq. (1) along a training path; neither `before` nor `after` allocates memory."""
+    """Eq. (1) along a training path."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
@@ -129,28 +125,14 @@ class PathIntegral(TrainingPath):
         self._sums = {"omega": self._omega}
 
     def after(self, gradients: Sequence[Tensor | None], *, scale: float = 1.0) -> None:
-        moved = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        if not moved:
-            return
-        minus_delta = [self._before[i] for i in moved]  # becomes theta_s - theta_{s+1} in place
-        torch._foreach_sub_(minus_delta, [self._parameters[i] for i in moved])
-        present = [gradient for gradient in gradients if gradient is not None]
-        torch._foreach_addcmul_([self._omega[i] for i in moved], present, minus_delta, value=scale)
+        for omega, before, now, gradient in zip(self._omega, self._before, self._parameters, gradients, strict=True):
+            if gradient is not None:
+                omega.addcmul_(gradient, before - now, value=scale)
 
     def importance(self, xi: float) -> dict[str, Tensor]:
         """Return eq. (2)."""
-        return {name: _normalized(omega, moved, xi) for name, omega, moved in self._paths()}
-
-    def rank_invariant(self, xi: float) -> dict[str, Tensor]:
-        """Return eq. (3) for parameters that have a rank dimension, eq. (2) for the others."""
-        return {
-            name: (_rank_invariant if omega.ndim == RANKED_NDIM else _normalized)(omega, moved, xi)
-            for name, omega, moved in self._paths()
-        }
-
-    def _paths(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        for name, omega, now, start in zip(self._names, self._omega, self._parameters, self._start, strict=True):
-            yield name, omega, now - start
+        paths = zip(self._names, self._omega, self._parameters, self._start, strict=True)
+        return {name: (omega / (now - start).square().add_(xi)).clamp_min_(0.0) for name, omega, now, start in paths}
 
 
 class SignalIntegral(TrainingPath):
@@ -183,35 +165,15 @@ class SignalIntegral(TrainingPath):
     def importance(self, xi: float) -> dict[str, Tensor]:
         """Return eq. (7), (H, K, 1, S)."""
         sums = zip(self._names, self._omega, self._square, self._parameters, self._start, strict=True)
-        return {name: _signal(omega, square) / _energy(now - start, xi) for name, omega, square, now, start in sums}
-
-    def rank_invariant(self, xi: float) -> dict[str, Tensor]:
-        return self.importance(xi)
+        found = {}
+        for name, omega, square, now, start in sums:
+            signal = torch.where(omega > 0, omega - square / omega, 0.0).clamp_min_(0.0)  # (6)
+            found[name] = signal / (now - start).square().mean(RANK_DIM, keepdim=True).add_(xi)
+        return found
 
 
 PATHS: Mapping[Accumulation, type[TrainingPath]] = {"sum": PathIntegral, "per_regime": SignalIntegral}
 """What importance is computed from, by how that of several regimes adds up."""
-
-
-def _normalized(omega: Tensor, displacement: Tensor, xi: float) -> Tensor:
-    """Compute eq. (2) element by element."""
-    return (omega / displacement.square().add_(xi)).clamp_min_(0.0)
-
-
-def _energy(displacement_HKRS: Tensor, xi: float) -> Tensor:
-    """Compute the denominator of eq. (3), (H, K, 1, S)."""
-    return displacement_HKRS.square().mean(RANK_DIM, keepdim=True).add_(xi)
-
-
-def _rank_invariant(omega_HKRS: Tensor, displacement_HKRS: Tensor, xi: float) -> Tensor:
-    """Compute eq. (3), expanded to the shape of `omega_HKRS`: the same value for every r."""
-    importance_HK1S = omega_HKRS.mean(RANK_DIM, keepdim=True) / _energy(displacement_HKRS, xi)
-    return importance_HK1S.clamp_min_(0.0).expand_as(omega_HKRS)
-
-
-def _signal(omega: Tensor, square: Tensor) -> Tensor:
-    """Compute eq. (6) element by element."""
-    return torch.where(omega > 0, omega - square / omega, 0.0).clamp_min_(0.0)
 
 
 class Anchors:

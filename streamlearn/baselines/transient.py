@@ -117,15 +117,11 @@ def _self_similarity(S: Tensor, raw: Tensor, G: Tensor) -> Tensor:
 # Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = K R.
 
 
-Coordinates = Literal["bank", "random", "invariant"]
-"""Initialization of A: `bank` copies the bank's A, the others are random; `invariant` also averages importance over the
-rank."""
-
-
 class TransientExpert:
     """Transient experts of all banks of a model; a `ParallelAdapter`."""
 
-    def __init__(self, banks: Sequence[Bank], coordinates: Coordinates, seed: int) -> None:
+    def __init__(self, banks: Sequence[Bank], coordinates: Literal["bank", "random"], seed: int) -> None:
+        """`coordinates`: A is a copy of the bank's, or random."""
         generator = torch.Generator().manual_seed(seed)
         self._banks = {bank.name: bank for bank in banks}
         self.A = {bank.name: nn.Parameter(_first_A(bank, coordinates, generator)) for bank in banks}
@@ -163,9 +159,7 @@ class TransientExpert:
         self._cka[bank.name].add(te_HNT, se_HKRT)
 
 
-def _first_A(  # noqa: N802
-    bank: Bank, coordinates: Coordinates, generator: torch.Generator
-) -> Tensor:
+def _first_A(bank: Bank, coordinates: str, generator: torch.Generator) -> Tensor:  # noqa: N802
     if coordinates == "bank":
         return bank.A.detach().clone()
     bound = 1 / math.sqrt(bank.A.shape[-1])  # as for a new expert
@@ -240,10 +234,7 @@ def probe(
                 path.after([p.grad for p in parameters.values()])
             optimizer.zero_grad()
     # 3.
-    importance: Mapping[str, Tensor] = {}
-    if path is not None:
-        invariant = consolidate.coordinates == "invariant"
-        importance = path.rank_invariant(consolidate.damping) if invariant else path.importance(consolidate.damping)
+    importance = {} if path is None else path.importance(consolidate.damping)
     # 4.
     _compare(learner, expert, examples, settings.similarity_tokens)
     # 5.

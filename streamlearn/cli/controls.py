@@ -33,7 +33,7 @@ def request_control(settings: "Settings", control: Control) -> "ControlResult":
         SourceError: a daemon holds the state folder and does not answer over HTTP.
         SnapshotError: it could not be made durable.
     """
-    from streamlearn.snapshot.lock import StateLock  # noqa: PLC0415
+    from streamlearn.snapshot.files import StateLock  # noqa: PLC0415
 
     try:
         lock = StateLock(settings.state)
@@ -209,7 +209,7 @@ def verify_snapshots(
 
 
 def snapshot_table(infos: "list[SnapshotInfo]", pins: Collection[str] = ()) -> "RenderableType":
-    from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
+    from streamlearn.cli.options import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not infos:
         return "no snapshots yet"

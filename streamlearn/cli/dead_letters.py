@@ -217,7 +217,7 @@ def details(dead_letter: "DeadLetter", *, content: bool) -> dict[str, Any]:
     record = dead_letter.record
     shown = row(dead_letter) | {
         "key_bytes": None if record.key is None else len(record.key),
-        "headers": [{"name": name, "bytes": len(value)} for name, value in record.headers],
+        "headers": [{"name": name, "bytes": None if value is None else len(value)} for name, value in record.headers],
     }
     if content:
         shown["key"] = readable(record.key)
@@ -227,7 +227,7 @@ def details(dead_letter: "DeadLetter", *, content: bool) -> dict[str, Any]:
 
 
 def table(dead_letters: "Sequence[DeadLetter]", total: int) -> RenderableType:
-    from streamlearn.cli.status import Cell, render_table  # noqa: PLC0415 - not needed for --help
+    from streamlearn.cli.options import Cell, render_table  # noqa: PLC0415 - not needed for --help
 
     if not dead_letters:
         return "no dead letters"

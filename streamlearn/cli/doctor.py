@@ -27,8 +27,8 @@ from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import activated_parameters, adapter_bytes
-from streamlearn.adapters.check import check as check_adapter
+from streamlearn.adapters.presets import activated_parameters, adapter_bytes
+from streamlearn.adapters.presets import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState
@@ -47,42 +47,12 @@ from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot import compatibility
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
+from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.stream.position import Position
 from streamlearn.stream.record import Example
-
-_CGROUP, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-
-
-def total_memory(device: torch.device) -> int:
-    """Bytes of memory that a process may use on a device, within the limits of its cgroups."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *cgroup_limits()])
-
-
-def cgroup_limits(processes: Path = _CGROUP, root: Path = _ROOT) -> Iterator[int]:
-    """Memory limits of this process's cgroup (version 2) and of its ancestors, bytes.
-
-    Args:
-        processes: The file that names the process's cgroup.
-        root: Where cgroups are mounted.
-    """
-    if not processes.exists():  # not Linux
-        return
-    for line in processes.read_text(encoding="ascii").splitlines():
-        number, _, path = line.split(":", 2)
-        own = Path(path.lstrip("/"))
-        for folder in (own, *own.parents) if number == "0" else ():  # version 2; in a container, the path inside it
-            file = root / folder / "memory.max"
-            text = file.read_text(encoding="ascii").strip() if file.is_file() else "max"
-            if text != "max":
-                yield int(text)
-
 
 CODECS = {"lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
 """Kafka's name of a codec -> the module that decompresses it; gzip is in the standard library."""
@@ -261,7 +231,7 @@ class Doctor:
         backbone = backbone_identity(self.settings.backbone, self._shape)
         adapter = adapter_shape(adapter_of(self.settings))
         manifest = self._snapshot.manifest
-        compatibility.check(manifest, fingerprint(self.settings), backbone, adapter, accept=False)
+        check_compatible(manifest, fingerprint(self.settings), backbone, adapter, accept=False)
         text = f"{len(names)}, a start resumes after step {manifest.step} at {manifest.position}"
         return (Level.WARNING, f"{text}; damaged: {'; '.join(damaged)}") if damaged else (Level.OK, text)
 
@@ -286,14 +256,11 @@ class Doctor:
         assert self._shape is not None, "the check of the backbone came before"
         one = adapter_bytes(config, self._shape.linears)
         in_memory = min(limit, self.settings.adapter.max_in_memory)
-        disk, memory = one * limit * COPIES, one * in_memory
+        disk, free = one * limit * COPIES, _free_disk(self.settings.state)
         text = f"at most {limit} adapters of {one / 2**20:.1f} MiB: {_gib(disk)} of disk, "
-        text += f"{_gib(memory)} of memory for {in_memory} of them"
-        free, total = _free_disk(self.settings.state), total_memory(device_of(self.settings.backbone))
+        text += f"{_gib(one * in_memory)} of memory for {in_memory} of them (adapter.max_in_memory)"
         if disk > free:
             return Level.WARNING, f"{text}; {_gib(free)} of disk are free: lower shift.max_regimes"
-        if memory > total:
-            return Level.WARNING, f"{text}; the device has {_gib(total)} of memory: lower adapter.max_in_memory"
         return Level.OK, text
 
     def _step(self) -> tuple[Level, str]:
@@ -309,7 +276,7 @@ class Doctor:
             seconds = (time.monotonic() - started) / 2
         text = (
             f"{settings.stream.batch_tokens:,} tokens in records of {settings.stream.max_tokens:,} took "
-            f"{seconds:.1f} s; peak memory {_gib(_peak_memory(device))} of {_gib(total_memory(device))}"
+            f"{seconds:.1f} s; peak memory {_gib(_peak_memory(device))}"
         )
         if self._shape.is_vision:
             text += ", without images"

@@ -97,7 +97,7 @@ def run(
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
-        from streamlearn.distributed.channel import find_rank  # noqa: PLC0415
+        from streamlearn.distributed import find_rank  # noqa: PLC0415
 
         run_daemon(
             load_settings(config),

@@ -12,10 +12,10 @@ import orjson
 from rich.table import Table
 
 from connectors.jsonl import read_lines
-from streamlearn.adapters.check import check
+from streamlearn.adapters.presets import check
 from streamlearn.backbone.load import Outline, identity, outline
 from streamlearn.cli.client import checked_response, daemon_url, request
-from streamlearn.cli.status import Cell, render_table
+from streamlearn.cli.options import Cell, render_table
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
@@ -24,7 +24,7 @@ from streamlearn.jobs.queue import EvalJob, EvalResult
 from streamlearn.jobs.runner import evaluate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot import compatibility
+from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 
@@ -58,7 +58,7 @@ def restored_model(settings: Settings, name: str, *, same_dtype: bool) -> Iterat
     config, shape = adapter_of(settings), outline(settings.backbone)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
     check(config, shape.linears, shape.tower_linears)
-    compatibility.check(
+    check_compatible(
         snapshot.manifest,
         fingerprint(settings),
         identity(settings.backbone, shape),

@@ -1,10 +1,17 @@
-"""Options, consoles and loading that several commands share. Nothing here imports anything heavy."""
+"""Options, consoles, tables and loading that several commands share. Nothing here imports anything heavy."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streamlearn.errors import Reason
 
 if TYPE_CHECKING:
     from streamlearn.settings import Settings
@@ -28,3 +35,61 @@ def load_settings(config: Path) -> "Settings":
     from streamlearn.settings import load  # noqa: PLC0415 - pydantic and YAML are not needed for --help
 
     return load(config)
+
+
+def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
+    """Ignored records by reason, in words.
+
+    >>> ignored_counts({"deletion": 1200, "label_false": 2})
+    ['1,200 deletions', '2 with label false']
+    """
+    words = {Reason.DELETION: "deletions", Reason.LABEL_FALSE: "with label false"}
+    return [f"{ignored[reason]:,} {text}" for reason, text in words.items() if ignored.get(reason)]
+
+
+MIN_TEXT = 20  # columns of the terminal that a column of text keeps
+
+Row = TypeVar("Row")
+Cell = Callable[[Row], str]
+
+
+def render_table(
+    rows: Sequence[Row],
+    columns: Mapping[str, Cell[Row]],
+    *,
+    text: Collection[str] = (),
+    title: str = "",
+    caption: str = "",
+    bold: Callable[[Row], bool] = lambda _: False,
+) -> Table:
+    """A table with a line for each row.
+
+    Args:
+        rows: What the cells are read from.
+        columns: The function of each cell, by heading; a heading may have two lines.
+        text: Headings of columns that are left-justified and folded first where the terminal is narrow.
+        title: Above the table.
+        caption: Below the table.
+        bold: Which rows are emphasized.
+    """
+    shown = Table(
+        title=title or None,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    depth = max(heading.count("\n") for heading in columns)
+    for heading, cell in columns.items():
+        lowered = Text("\n" * (depth - heading.count("\n")) + heading)
+        width = max((cell_len(cell(row)) for row in rows), default=0)
+        if heading in text:
+            shown.add_column(lowered, overflow="fold", min_width=min(width, MIN_TEXT))
+        else:
+            shown.add_column(lowered, justify="right", overflow="fold", min_width=width)
+    for row in rows:
+        shown.add_row(*(Text(cell(row)) for cell in columns.values()), style="bold" if bold(row) else "")
+    return shown

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.status import Cell, ignored_counts, render_table
+from streamlearn.cli.options import Cell, ignored_counts, render_table
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.snapshot.parts import SnapshotInfo

@@ -6,29 +6,31 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from streamlearn import controls as control_file
 from streamlearn.cli.progress import ProgressDisplay
 from streamlearn.controls import AuditLog
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.launch import leading, run_follower
 from streamlearn.daemon.loop import Daemon
 from streamlearn.daemon.model import versions
 from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
-from streamlearn.distributed.channel import ProcessRank
-from streamlearn.errors import StreamlearnError
+from streamlearn.distributed import ProcessRank
+from streamlearn.errors import ConfigError, StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.serve.app import create_app
-from streamlearn.serve.health import health_app
+from streamlearn.serve.app import create_app, health_app
 from streamlearn.serve.models import SnapshotRow
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import Settings
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
+
+if TYPE_CHECKING:
+    from streamlearn.distributed.processes import Leader
 
 _log = get_logger("daemon")
 
@@ -56,6 +58,8 @@ def run_daemon(
         StreamlearnError: see errors.py; also published on the board.
     """
     if not place.leads:
+        from streamlearn.daemon.launch import run_follower  # noqa: PLC0415  most runs are one process
+
         run_follower(settings, place)
         return
     configure_logging(settings.log.level, settings.log.style)
@@ -76,7 +80,7 @@ def run_daemon(
             _http(settings, board, jobs, clock) as endpoint,
         ):
             try:
-                with leading(settings, place, board) as leader:
+                with _leading(settings, place, board) as leader:
                     build = partial(
                         Components,
                         settings,
@@ -98,6 +102,20 @@ def run_daemon(
     except Exception as error:  # an internal one: the interpreter prints its traceback and exits 1
         _log.critical(Event.DAEMON_FAILED, error=type(error).__name__, exit_code=1)
         raise
+
+
+def _leading(settings: Settings, place: ProcessRank, board: Board) -> "AbstractContextManager[Leader | None]":
+    """Lead the other processes of the run, if there are any, inside a block."""
+    if place.size > 1:
+        from streamlearn.daemon.launch import leading  # noqa: PLC0415  most runs are one process
+
+        return leading(settings, place, board)
+    if settings.backbone.shard:
+        raise ConfigError(
+            "backbone.shard: needs several processes to divide the backbone among, found one: start with "
+            "`torchrun --nproc-per-node N -m streamlearn run`, or set it to false"
+        )
+    return nullcontext()
 
 
 def _train(

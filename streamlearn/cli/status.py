@@ -1,12 +1,12 @@
 """The status command: the running daemon's progress, regimes and shifts as tables for a terminal."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from rich import box
+from pydantic import TypeAdapter
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -14,64 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.cli.client import checked_response, daemon_url, request
-from streamlearn.errors import Reason, SourceError
+from streamlearn.cli.options import Cell, ignored_counts, render_table
+from streamlearn.errors import SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
 from streamlearn.status import FallbackStatus, RegimePublication, RegimeStatus, ShiftStatus
 
 SHOWN_SHIFTS = 10
 SHOWN_REGIMES = 20
-MIN_TEXT = 20  # columns of the terminal that a column of text keeps
 WATCH_EVERY_S = 1.0  # between two frames of --watch
 
 _NO_REGIME = Text("no regime yet: the first one begins with the first records")
 ENDPOINTS = ("status", "regimes", "shifts", "publication")
-
-
-Row = TypeVar("Row")
-Cell = Callable[[Row], str]
-
-
-def render_table(
-    rows: Sequence[Row],
-    columns: Mapping[str, Cell[Row]],
-    *,
-    text: Collection[str] = (),
-    title: str = "",
-    caption: str = "",
-    bold: Callable[[Row], bool] = lambda _: False,
-) -> Table:
-    """A table with a line for each row.
-
-    Args:
-        rows: What the cells are read from.
-        columns: The function of each cell, by heading; a heading may have two lines.
-        text: Headings of columns that are left-justified and folded first where the terminal is narrow.
-        title: Above the table.
-        caption: Below the table.
-        bold: Which rows are emphasized.
-    """
-    shown = Table(
-        title=title or None,
-        caption=caption or None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    depth = max(heading.count("\n") for heading in columns)
-    for heading, cell in columns.items():
-        lowered = Text("\n" * (depth - heading.count("\n")) + heading)
-        width = max((cell_len(cell(row)) for row in rows), default=0)
-        if heading in text:
-            shown.add_column(lowered, overflow="fold", min_width=min(width, MIN_TEXT))
-        else:
-            shown.add_column(lowered, justify="right", overflow="fold", min_width=width)
-    for row in rows:
-        shown.add_row(*(Text(cell(row)) for cell in columns.values()), style="bold" if bold(row) else "")
-    return shown
 
 
 def fetch(settings: Settings, *names: str) -> dict[str, Any]:
@@ -121,7 +75,7 @@ def regimes_table(response: Any) -> RenderableType:
         UsageError: the response is that of another release.
     """
     with checked_response("the daemon"):
-        regimes = RegimesView.model_validate(response).regimes
+        regimes = TypeAdapter(RegimesView).validate_python(response).regimes
     return _regimes(regimes, most=len(regimes)) if regimes else _NO_REGIME
 
 
@@ -132,10 +86,10 @@ def tables(responses: dict[str, Any]) -> RenderableType:
         UsageError: the responses are those of another release.
     """
     with checked_response("the daemon"):
-        status = StatusView.model_validate(responses["status"])
-        regimes = RegimesView.model_validate(responses["regimes"]).regimes
+        status = TypeAdapter(StatusView).validate_python(responses["status"])
+        regimes = TypeAdapter(RegimesView).validate_python(responses["regimes"]).regimes
         shifts = ShiftsView.model_validate(responses["shifts"])
-        publication = PublicationView.model_validate(responses["publication"])
+        publication = TypeAdapter(PublicationView).validate_python(responses["publication"])
     parts: list[RenderableType] = [_overview(status), ""]
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
@@ -189,16 +143,6 @@ def _overview(status: StatusView) -> _Pairs:
         "snapshot": f"step {snapshot.step:,}, {_age(snapshot.age_s)} ago" if snapshot else "none yet",
     }
     return _Pairs(left, right)
-
-
-def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
-    """Ignored records by reason, in words.
-
-    >>> ignored_counts({"deletion": 1200, "label_false": 2})
-    ['1,200 deletions', '2 with label false']
-    """
-    words = {Reason.DELETION: "deletions", Reason.LABEL_FALSE: "with label false"}
-    return [f"{ignored[reason]:,} {text}" for reason, text in words.items() if ignored.get(reason)]
 
 
 def _unknown(fallback: FallbackStatus) -> str:

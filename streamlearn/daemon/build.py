@@ -9,32 +9,32 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.check import check
-from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig, check
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
 from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
-from streamlearn.distributed.processes import Leader
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot import compatibility
 from streamlearn.snapshot.crash_guard import CrashGuard
+from streamlearn.snapshot.files import StateLock
 from streamlearn.snapshot.journal import Journal
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Clock
-from streamlearn.track import forget_run as forget_tracked_run
+
+if TYPE_CHECKING:
+    from streamlearn.distributed.processes import Leader
 
 _log = get_logger("daemon")
 
@@ -53,7 +53,7 @@ class Components:
         fresh: bool = False,
         accept_config_change: bool = False,
         lock: StateLock | None = None,
-        leader: Leader | None = None,
+        leader: "Leader | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = adapter_of(settings)
@@ -78,7 +78,7 @@ class Components:
         *,
         fresh: bool,
         accept: bool,
-        leader: Leader | None,
+        leader: "Leader | None",
         clock: Callable[[], float],
     ) -> None:
         settings = self.settings
@@ -96,7 +96,7 @@ class Components:
             self.journal.rewind(to_step=0)
             self.crash_guard.forget()
             publishing.forget_run(settings.state)
-            forget_tracked_run(settings.state)
+            tracking.forget_run(settings.state)
             self._forget_controls(controls.state)
         else:
             self._finish_rollback(controls.state)
@@ -118,10 +118,10 @@ class Components:
         tokenizer = self.model.backbone.tokenizer
         self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
         if self.adapter_publisher is not None:
-            opened.enter_context(closing(self.adapter_publisher))
+            opened.callback(self.adapter_publisher.close)
         self.trackers = tracking.open_trackers(settings)
         if self.trackers is not None:
-            opened.enter_context(closing(self.trackers))
+            opened.callback(self.trackers.close)
         sink = opened.enter_context(closing(open_dead_letters(settings)))
         self.source = opened.enter_context(closing(open_source(settings.source)))
         decoding = None
@@ -152,7 +152,7 @@ class Components:
         """
         settings = self.settings
         backbone: dict[str, Any] = identity(settings.backbone, self._shape)
-        changes = compatibility.check(
+        changes = check_compatible(
             snapshot.manifest, fingerprint(settings), backbone, adapter_shape(self._config), accept=accept
         )
         for change in changes:

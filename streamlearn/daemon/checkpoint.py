@@ -54,12 +54,14 @@ from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.codec import NOT_SAVED
 from streamlearn.controls import StateControls, advanced
 from streamlearn.daemon.model import Model, adapter_shape, versions
-from streamlearn.errors import Reason, SnapshotError
+from streamlearn.daemon.process import return_freed_memory
+from streamlearn.errors import Reason, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
+from streamlearn.snapshot.files import is_disk_full
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
@@ -76,6 +78,8 @@ _log = get_logger("checkpoint")
 
 
 SMOOTHING = 0.98  # of the published loss: an average over about 50 batches
+RETRY_S = 10.0  # between attempts to write a snapshot, and missing journal lines on a quiet stream
+MIN_SNAPSHOTS = 2  # kept even when the disk is full
 
 
 @dataclass
@@ -260,7 +264,7 @@ class Checkpoint:
     ) -> None:
         """`decoding` decodes records ahead of training; without it they are decoded when a batch is requested.
 
-        `clock`, monotonic and in seconds, measures the linger.
+        `clock`, monotonic and in seconds, measures the linger and the time between snapshots.
         """
         self._model = model
         self._settings = settings
@@ -270,6 +274,8 @@ class Checkpoint:
         self._history = history
         self._decoding = decoding
         self._clock = clock
+        self._saved_at = clock()
+        self._retry_at = self._retry_journal_at = self._saved_at
         self._read_ahead = Position()
         """See `ManifestDraft.read_ahead`."""
         self._identity: Mapping[str, str] = {}
@@ -350,9 +356,31 @@ class Checkpoint:
         return self._journal.lags
 
     def retry_journal(self) -> SnapshotError | None:
-        """Write again what the journal lacks; returns like `journal`."""
-        self._journal.retry()
+        """Write what the journal lacks, at most every `RETRY_S`; returns like `journal`."""
+        if self._clock() >= self._retry_journal_at:
+            self._retry_journal_at = self._clock() + RETRY_S
+            self._journal.retry()
         return self._journal.fault
+
+    def is_due(self, state: RunState) -> bool:
+        """Whether to save: by records or by time, when anything is new; at once after a gap or a change of regimes.
+
+        Otherwise a crash would meet the same gap again, and `offset.gap.policy: latest` would skip the records that
+        arrived since; what an operator decided would be forgotten.
+        """
+        settings, now = self._settings.snapshot, self._clock()
+        self.pass_gaps(state)
+        by_time = now - self._saved_at >= settings.every_s and state.records_since_save > 0
+        # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
+        moved = state.moved_since_save and state.rolled_back_to is None
+        due = state.records_since_save >= settings.every_records or by_time or moved or state.changed_since_save
+        return due and now >= self._retry_at
+
+    def postpone_save(self, error: StreamlearnError) -> None:
+        """Retry a failed snapshot after `RETRY_S`; on a full disk, make room for it."""
+        self._retry_at = self._clock() + RETRY_S
+        if is_disk_full(error):
+            self._store.prune(keep=MIN_SNAPSHOTS)
 
     def save(self, state: RunState) -> SnapshotInfo:
         """Make the present state durable; see SAVE.
@@ -361,6 +389,18 @@ class Checkpoint:
             DeadLetterError: dead letters are not durable, so no snapshot may cover their records.
             SnapshotError: the snapshot could not be written; the one before it is untouched.
         """
+        started = time.monotonic()
+        info = self._save(state)
+        return_freed_memory()
+        self._saved_at, seconds = self._clock(), time.monotonic() - started
+        written = SnapshotStatus(info.name, info.step, datetime.fromisoformat(info.created_at).timestamp(), seconds)
+        state.saved(written)
+        self._history.add_snapshot(written, self._model.adaptation.state.records)
+        sizes = {"bytes": info.bytes, "new_bytes": self._store.new_bytes}
+        _log.info(Event.SNAPSHOT_WRITTEN, name=info.name, **sizes, seconds=round(seconds, 3))
+        return info
+
+    def _save(self, state: RunState) -> SnapshotInfo:
         self._sink.flush()  # 7.
         self.pass_gaps(state)
         draft, tensors = self._draft(state)  # 8.
@@ -387,7 +427,7 @@ class Checkpoint:
     def _seek(self, state: RunState, identity: Mapping[str, str], *, is_new: bool) -> Position:
         """Position the source and the ledger; return where each partition begins that is read."""
         wanted = state.ledger.position
-        position = self._source.seek(wanted, identity)
+        position = self._source.seek(wanted, identity, self._controls.state.skipped)
         self._identity = {**identity, **self._source.identity}
         has_new_partition = not is_new and not position.keys() <= wanted.keys()
         state.moved_since_save = has_new_partition or bool(wanted.gaps_to(position))

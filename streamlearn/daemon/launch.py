@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from streamlearn.backbone.load import device_of, outline
 from streamlearn.daemon.model import Model, adapter_of
 from streamlearn.daemon.process import STOPPING
-from streamlearn.distributed.channel import Channel, ProcessRank
+from streamlearn.distributed import ProcessRank
+from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, configure_logging, get_logger
@@ -30,21 +31,13 @@ _log = get_logger("distributed")
 
 
 @contextmanager
-def leading(settings: Settings, place: ProcessRank, board: Board) -> Iterator[Leader | None]:
-    """Lead the other processes inside the block, and let them end after it. None: there are no others.
+def leading(settings: Settings, place: ProcessRank, board: Board) -> Iterator[Leader]:
+    """Lead the other processes inside the block, and let them end after it.
 
     Raises:
         RankLostError: the others do not join.
-        ConfigError: `backbone.device` names one GPU for all, or `backbone.shard` is set and there are no others.
+        ConfigError: `backbone.device` names one GPU for all.
     """
-    if place.size == 1:
-        if settings.backbone.shard:
-            raise ConfigError(
-                "backbone.shard: needs several processes to divide the backbone among, found one: start with "
-                "`torchrun --nproc-per-node N -m streamlearn run`, or set it to false"
-            )
-        yield None
-        return
     wait_s = settings.distributed.wait_s
     with closing(_join(settings, place)) as channel:
         leader = Leader(channel, beat_s=wait_s / BEATS, alive=lambda: board.alive)

@@ -5,20 +5,18 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from datetime import datetime
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from streamlearn.controls import Control
+from streamlearn.controls import Control, Scope
 from streamlearn.daemon.build import Components
-from streamlearn.daemon.control_runner import ControlRunner
-from streamlearn.daemon.process import Degradation, return_freed_memory
+from streamlearn.daemon.process import Degradation
 from streamlearn.daemon.status_publisher import StatusPublisher
-from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, UsageError
+from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
-from streamlearn.jobs.queue import JobQueue, SnapshotResult
-from streamlearn.jobs.runner import JobRunner
+from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, SnapshotResult
+from streamlearn.jobs.runner import JobRunner, control_result
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison
 from streamlearn.regimes.regime import ShiftReport
@@ -26,17 +24,13 @@ from streamlearn.regimes.regimes import Role
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
-from streamlearn.snapshot.files import is_disk_full
 from streamlearn.snapshot.parts import SnapshotInfo, snapshot_name
-from streamlearn.status import Board, Phase, SnapshotStatus, Status
+from streamlearn.status import Board, Phase, Status
 from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Batch
 
 _log = get_logger("daemon")
 
-
-RETRY_S = 10.0  # between attempts to write a snapshot, and missing journal lines on a quiet stream
-MIN_SNAPSHOTS = 2  # kept even when the disk is full
 PUBLISH_POLL_S = 0.02  # between two checks whether the publisher has something to score, at the end of the stream
 POLL_S = 0.2  # maximum wait for records in one iteration: a stop, a job or a due snapshot waits at most this long
 
@@ -74,30 +68,20 @@ class Daemon:
         self.board = board
         self.observer = observer
         self.controls = components.controls
-        self.control_runner = ControlRunner(
-            components.controls,
-            components.audit,
-            newest=lambda: None if self.state.last_snapshot is None else self.state.last_snapshot.name,
-            pause_changed=self.pause_changed,
-            change_regimes=self.change_regimes,
-            check_restorable=components.check_compatible,
-            restore_newest=self.restore_newest,
-        )
         self.job_runner = JobRunner(
             jobs,
             components.learner,
             components.decoder,
             components.adaptation.route,
             self._snapshot_on_request,
-            self.control_runner.run,
+            self.control,
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
         self.status_publisher = StatusPublisher(board, components)
         self._stop_reason: str | None = None
-        self._saved_at = time.monotonic()
-        self._retry_at = self._saved_at
-        self._retry_journal_at = self._saved_at
+        self._fault: StreamlearnError | None = None
+        """Why the process must end: memory may differ from disk."""
 
     def stop(self, reason: str) -> None:
         """Make the loop end after the current step."""
@@ -211,7 +195,8 @@ class Daemon:
         """Do other work than training; return whether more of it may wait."""
         self._publish(phase, ready=True)
         self.save_if_due()
-        self._retry_journal()
+        if self.checkpoint.journal_lags:  # on a quiet stream no batch comes whose line would be written after them
+            self._note_journal(self.checkpoint.retry_journal())
         self.serve_jobs()
         self._compare_with_backbone(idle=True)
         return self.job_runner.busy or self._score_versions(idle=True) or self.adaptation.score_stalest(idle=True)
@@ -219,11 +204,6 @@ class Daemon:
     @property
     def _phase(self) -> Phase:
         return Phase.PAUSED if self.controls.state.paused else Phase.RUNNING
-
-    def pause_changed(self) -> None:
-        """Publish that the daemon was paused or resumed. A pause does not count as a quiet stream."""
-        self.checkpoint.intake.postpone_flush()
-        self._publish(self._phase, ready=True)
 
     def enter(self, shift: Shift) -> None:
         """regimes/: close the current regime, and open or return to another."""
@@ -299,13 +279,6 @@ class Daemon:
         else:
             self.degradation.recovered("journal")
 
-    def _retry_journal(self) -> None:
-        """Write missing journal lines: on a quiet stream no batch comes whose line would be written after them."""
-        now = time.monotonic()
-        if self.checkpoint.journal_lags and now >= self._retry_journal_at:
-            self._retry_journal_at = now + RETRY_S
-            self._note_journal(self.checkpoint.retry_journal())
-
     def _notify(self, report: ShiftReport) -> None:
         if self.observer:
             self.observer.on_shift(report)
@@ -323,50 +296,25 @@ class Daemon:
             self.save()
 
     def save_if_due(self) -> None:
-        """snapshot/: by records or by time, when anything is new; at once after records were lost or regimes changed.
-
-        Otherwise a crash would meet the same gap again, and `offset.gap.policy: latest` would skip the records that
-        arrived since; what an operator decided would be forgotten. A failed snapshot is retried after `RETRY_S`.
+        """snapshot/: write one if it is due; see `Checkpoint.is_due`.
 
         Raises:
             SnapshotError or DeadLetterError: it has been failing for `snapshot.max_age_s`.
         """
-        settings, state, now = self.components.settings.snapshot, self.state, time.monotonic()
-        self.checkpoint.pass_gaps(state)
-        due = state.records_since_save >= settings.every_records
-        due = due or (now - self._saved_at >= settings.every_s and state.records_since_save > 0)
-        # Not right after a rollback: until the next regular snapshot a second rollback means divergence.
-        due = due or (state.moved_since_save and state.rolled_back_to is None) or state.changed_since_save
-        if not due or now < self._retry_at:
+        if not self.checkpoint.is_due(self.state):
             return
         try:
             self.save()
         except (SnapshotError, DeadLetterError) as error:
             self.degradation.failed("snapshot", error)
-            self._retry_at = time.monotonic() + RETRY_S
-            if is_disk_full(error):
-                self.components.store.prune(keep=MIN_SNAPSHOTS)
+            self.checkpoint.postpone_save(error)
 
     def save(self) -> SnapshotInfo:
         """snapshot/: write one now; see `Checkpoint`."""
         started = time.monotonic()
         info = self.checkpoint.save(self.state)
+        self.board.counters.snapshot_write_seconds.observe(time.monotonic() - started)
         self.degradation.recovered("snapshot")
-        return_freed_memory()
-        self._saved_at = time.monotonic()
-        written_at = datetime.fromisoformat(info.created_at).timestamp()
-        seconds = self._saved_at - started
-        written = SnapshotStatus(info.name, info.step, written_at, seconds)
-        self.state.saved(written)
-        self.board.counters.snapshot_write_seconds.observe(seconds)
-        self.history.add_snapshot(written, self.adaptation.state.records)
-        _log.info(
-            Event.SNAPSHOT_WRITTEN,
-            name=info.name,
-            bytes=info.bytes,
-            new_bytes=self.components.store.new_bytes,
-            seconds=round(seconds, 3),
-        )
         if self.observer:
             self.observer.on_snapshot(info)
         if self.adapter_publisher is not None:
@@ -383,9 +331,41 @@ class Daemon:
         if self.job_runner.busy:
             seconds = self.job_runner.serve(self.components.settings.serve.eval_budget_s)
             self.board.counters.job_pause_seconds.observe(seconds)
-        if self.control_runner.fault is not None:
-            raise self.control_runner.fault
+        if self._fault is not None:
+            raise self._fault
         self.board.beat()
+
+    def control(self, job: ControlJob) -> ControlResult:
+        """controls/: apply an operator's control, with its lines in the audit log; it is durable when this returns.
+
+        Raises:
+            UsageError: it is refused; nothing was changed.
+            StreamlearnError: it failed.
+        """
+        control, moved = job.control, list[str]()
+        with self.components.audit.applying(control, job.who) as outcome:
+            if control.scope is Scope.REGIME:
+                with self._must_succeed("the change", but=(UsageError, SnapshotError)):
+                    self._change_regimes(control)
+            elif control.verb == "rollback":
+                moved = self._roll_back_to(**control.arguments)
+            else:
+                outcome.unchanged = not self.controls.apply(control)
+            if control.scope is Scope.RUN:
+                self.checkpoint.intake.postpone_flush()  # a pause does not count as a quiet stream
+                self._publish(self._phase, ready=True)
+        last = self.state.last_snapshot
+        newest = None if last is None else last.name
+        return control_result(control, self.controls, changed=not outcome.unchanged, moved=moved, newest=newest)
+
+    def _roll_back_to(self, snapshot: str, skip_records: tuple[str, ...]) -> list[str]:
+        """Continue from a snapshot; return the names of later ones, which are moved aside."""
+        loaded, skipped = self.controls.check_rollback(snapshot, skip_records)
+        self.components.check_compatible(loaded)
+        with self._must_succeed(f"the rollback to {snapshot}"):
+            moved = self.controls.roll_back(snapshot, skipped)
+            self.restore_newest()
+        return moved
 
     def restore_newest(self) -> None:
         """Continue from the newest snapshot, as the next start would."""
@@ -397,7 +377,7 @@ class Daemon:
         self._publish_versions_of(snapshot.name, snapshot.manifest.step)
         self._publish(self._phase, ready=True)
 
-    def change_regimes(self, control: Control) -> None:
+    def _change_regimes(self, control: Control) -> None:
         """Apply a control of a regime and write a snapshot.
 
         Raises:
@@ -419,6 +399,20 @@ class Daemon:
                 f"the change holds and must be in a snapshot to outlive the daemon, which cannot be written: {error}; "
                 "the daemon retries, and /v1/status reports `degraded` until it is written"
             ) from error
+
+    @contextmanager
+    def _must_succeed(self, what: str, *, but: tuple[type[StreamlearnError], ...] = ()) -> Iterator[None]:
+        """Note that the process must end if the block fails, except with the errors in `but`."""
+        try:
+            yield
+        except but:
+            raise
+        except Exception as error:
+            self._fault = SnapshotError(
+                f"{what} must be completed before the run continues, and was not: {error}; restart: a start continues "
+                "from the durable state, and finishes a rollback that was decided"
+            )
+            raise self._fault from error
 
     def _publish_versions_of(self, name: str, step: int) -> None:
         """publish/: the run continues from this snapshot; versions of later ones are withdrawn."""

@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
 from streamlearn.adapters.tuner import SHARED, attach
-from streamlearn.backbone.load import Backbone, Outline, load
-from streamlearn.baselines.consolidate import hooks_for
+from streamlearn.backbone.load import Backbone, Outline, Preprocessing, load
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.cache import AdapterCache
@@ -73,18 +72,11 @@ class Model:
             cache=AdapterCache(offloaded, settings.adapter.max_in_memory),
             compute=compute,
         )
-        self.learner.hooks = hooks_for(self.learner, settings)
-        types = settings.learner.sample_types if wanted.localized_balance else ()
-        backbone = self.backbone
-        self.decoder = Decoder(
-            backbone.tokenizer,
-            settings.stream,
-            backbone.vocab_size,
-            types,
-            backbone.vision,
-            backbone.template,
-            settings.records,
-        )
+        if not wanted.is_plain:
+            from streamlearn.baselines.consolidate import BaselineHooks  # noqa: PLC0415  the default preset has none
+
+            self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
+        self.decoder = decoder_of(settings, self.backbone)
         self.adaptation = Regimes(self.learner, settings, self.decoder.with_images)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
@@ -112,6 +104,20 @@ class Model:
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
         self.adaptation.restore(snapshot.component("regimes", RegimesState))
+
+
+def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decoder:
+    """Build the decoder of a configuration; `load_preprocessing` suffices for it."""
+    types = settings.learner.sample_types if objective(settings).localized_balance else ()
+    return Decoder(
+        backbone.tokenizer,
+        settings.stream,
+        backbone.vocab_size,
+        types,
+        backbone.vision,
+        backbone.template,
+        settings.records,
+    )
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:

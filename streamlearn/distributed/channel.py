@@ -1,65 +1,27 @@
-"""The processes of a run, the messages from the leader, and torch.distributed's collectives.
+"""The messages from the leader of a run, and torch.distributed's collectives.
 
 Every process calls the same collectives in the same order. Messages and states go over gloo; gradients and weights over
 nccl where they are on GPUs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from math import prod
 
 import numpy as np
-import orjson
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn import codec
-from streamlearn.errors import ConfigError, RankLostError
+from streamlearn.distributed import ProcessRank
+from streamlearn.errors import RankLostError
 from streamlearn.stream.record import StoredExample
-
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-
-
-@dataclass(frozen=True)
-class ProcessRank:
-    """One process of a run."""
-
-    rank: int = 0
-    """Number of the process, from 0."""
-    size: int = 1
-    """Number of processes."""
-    local_rank: int = 0
-    """Number of the process on its host, from 0: that of its GPU."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process reads the stream and owns all state."""
-        return self.rank == 0
-
-
-def find_rank(environ: Mapping[str, str]) -> ProcessRank:
-    """Read the variables that torchrun sets. Without them, or with one process, a run is not distributed.
-
-    Raises:
-        ConfigError: some of the variables are missing or no numbers.
-    """
-    given = {name: environ[name] for name in VARIABLES if name in environ}
-    if "WORLD_SIZE" not in given:
-        return ProcessRank()
-    try:
-        rank, size, local_rank = (int(given[name]) for name in VARIABLES)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"{', '.join(VARIABLES)} must all be numbers when WORLD_SIZE is set, found {given}: start the processes "
-            "with torchrun, or unset WORLD_SIZE"
-        ) from error
-    return ProcessRank(rank, size, local_rank)
 
 
 class Kind(StrEnum):
@@ -100,7 +62,7 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class RankMessage:
-    """A message from the leader: the length of a JSON object in 8 bytes, the object, and the bytes of its arrays."""
+    """A message from the leader."""
 
     kind: Kind
     dtype: str = ""
@@ -111,22 +73,13 @@ class RankMessage:
     """With `STEP`."""
 
     def encode(self) -> bytes:
-        """Return the message as bytes."""
-        arrays, message = codec.dump(self)
-        listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-        head = orjson.dumps({"message": message, "arrays": listed})
-        return b"".join([len(head).to_bytes(8, "little"), head, *(array.tobytes() for array in arrays.values())])
+        """Return the message as a safetensors file."""
+        return save(codec.to_arrays(self))
 
     @classmethod
     def decode(cls, data: bytes) -> "RankMessage":
         """The inverse of `encode`."""
-        start = 8 + int.from_bytes(data[:8], "little")
-        head = orjson.loads(data[8:start])
-        arrays = {}
-        for name, dtype, shape in head["arrays"]:
-            arrays[name] = np.frombuffer(data, np.dtype(dtype), count=prod(shape), offset=start).reshape(shape)
-            start += arrays[name].nbytes
-        return codec.load(cls, arrays, head["message"])
+        return codec.from_arrays(cls, load(data))
 
 
 LEADER = 0

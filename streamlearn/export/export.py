@@ -14,7 +14,7 @@ from streamlearn.backbone.load import Outline
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.export import formats
 from streamlearn.export.formats import BaseModel, ExportedRegime, Format, HoldoutLosses, card
-from streamlearn.export.lora import PlainLora, PlainLoraAdapter, mean_gates, plain_lora, with_mean_gates
+from streamlearn.export.lora import PlainLora, PlainLoraAdapter, mean_gates, plain_lora
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
@@ -47,7 +47,7 @@ class Exporter:
         adaptation: Its regimes and hold-out records.
         manifest: The snapshot's manifest.
         shape: Outline of the backbone.
-        settings: The configuration; `backbone` and `stream.batch_tokens` are used.
+        settings: The configuration; `stream.batch_tokens` is used.
         options: The output.
 
     Raises:
@@ -65,7 +65,7 @@ class Exporter:
         options: ExportOptions,
     ) -> None:
         self._learner, self._adaptation, self._manifest = learner, adaptation, manifest
-        self._shape, self._settings, self._options = shape, settings, options
+        self._shape, self._options, self._pack_tokens = shape, options, settings.stream.batch_tokens
         self._config: HeadLoraConfig = next(iter(learner.model.peft_config.values()))
         if options.form == "gguf":
             formats.check_gguf(shape.config)
@@ -102,13 +102,30 @@ class Exporter:
         """Write one of `slots` into a folder of its own, which appears only when it is complete.
 
         Raises:
-            UsageError: tokens choose among experts, and `approximate` is not set; the message has the losses.
+            UsageError: tokens choose among experts, and `approximate` is not set, or there are no hold-out records.
             SnapshotError: it cannot be written.
         """
         target = self._target(slot)
         staging = target.with_name(_STAGING + target.name)
-        lora = self._lora(slot)
-        exported = self._describe(target.name, slot, lora, self._losses(slot, lora))
+        lora, examples, regimes = self._lora(slot), self._examples(slot), self._adaptation.by_slot
+        own = list(regimes.values()) if slot is None else [regimes[slot]]
+        losses = holdout_losses(self._learner, examples, slot or 0, lora, pack_tokens=self._pack_tokens)
+        exported = ExportedRegime(
+            name=target.name,
+            regime=None if slot is None else own[0].number,
+            label="" if slot is None else own[0].name,
+            snapshot=snapshot_name(self._manifest.step),
+            written=self._manifest.created_at,
+            records=sum(regime.records for regime in own),
+            visits=sum(regime.visits for regime in own),
+            base=self._options.base,
+            form=self._options.form,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            num_linears=len(lora.layers),
+            is_approximate=self._config.num_experts > 1,
+            losses=losses,
+        )
         try:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
@@ -128,67 +145,35 @@ class Exporter:
 
     def _lora(self, slot: int | None) -> PlainLora:
         """The regime's adapter in a plain form, approximated only with `approximate`."""
-        weights = self._learner.weights(self._adapter(slot))
+        adapter = regime_adapter(slot) if slot is not None and self._learner.per_regime else SHARED
+        weights = self._learner.weights(adapter)
         if self._config.num_experts == 1:
             return plain_lora(weights, self._config)
         assert slot is not None
         examples, number = self._examples(slot), self._adaptation.numbers[slot]
-        choice = f"tokens choose among {self._config.num_experts} experts per head, which no plain LoRA can express"
+        if not self._options.approximate:
+            raise UsageError(
+                f"regime {number}: tokens choose among {self._config.num_experts} experts per head, which no plain "
+                "LoRA can express; --approximate gives each expert its mean weight, and shows what that costs in loss"
+            )
         if not examples:
             raise UsageError(
-                f"regime {number}: {choice}, and without hold-out records the mean weight of an expert is unknown; "
-                "leave the regime out"
+                f"regime {number}: the mean weight of an expert is unknown without hold-out records; leave it out"
             )
-        adapter, pack_tokens = self._adapter(slot), self._settings.stream.batch_tokens
-        gates = mean_gates(self._learner, adapter, slot, examples, pack_tokens=pack_tokens)
-        lora = plain_lora(*with_mean_gates(weights, self._config, gates))
-        if self._options.approximate:
-            return lora
-        losses = self._losses(slot, lora)
-        assert losses is not None
-        raise UsageError(
-            f"regime {number}: {choice}. With each expert's mean weight for all tokens, its {losses.records} hold-out "
-            f"records would have a loss of {losses.exported:.4f} nats per token (now {losses.daemon:.4f}, untouched "
-            f"backbone {losses.backbone:.4f}); --approximate writes that"
-        )
-
-    def _losses(self, slot: int | None, lora: PlainLora) -> HoldoutLosses | None:
-        examples = self._examples(slot)
-        pack_tokens = self._settings.stream.batch_tokens
-        return holdout_losses(self._learner, examples, slot or 0, lora, pack_tokens=pack_tokens) if examples else None
+        gates = mean_gates(self._learner, adapter, slot, examples, pack_tokens=self._pack_tokens)
+        return plain_lora(weights, self._config, gates)
 
     def _examples(self, slot: int | None) -> tuple[Example, ...]:
         slots = self._adaptation.numbers if slot is None else [slot]
         return tuple(example for number in slots for example in self._adaptation.examples(number))
 
-    def _adapter(self, slot: int | None) -> str:
-        return regime_adapter(slot) if slot is not None and self._learner.per_regime else SHARED
-
-    def _describe(self, name: str, slot: int | None, lora: PlainLora, losses: HoldoutLosses | None) -> ExportedRegime:
-        by_slot = self._adaptation.by_slot
-        regimes = list(by_slot.values()) if slot is None else [by_slot[slot]]
-        return ExportedRegime(
-            name=name,
-            regime=None if slot is None else self._adaptation.numbers[slot],
-            label="" if slot is None else by_slot[slot].name,
-            snapshot=snapshot_name(self._manifest.step),
-            written=self._manifest.created_at,
-            records=sum(regime.records for regime in regimes),
-            visits=sum(regime.visits for regime in regimes),
-            base=self._options.base,
-            form=self._options.form,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            num_linears=len(lora.layers),
-            is_approximate=self._config.num_experts > 1,
-            losses=losses,
-        )
-
 
 def holdout_losses(
     learner: Learner, examples: Sequence[Example], slot: int, lora: PlainLora, *, pack_tokens: int
-) -> HoldoutLosses:
-    """Score at least one record three times: with `lora`, under the regime in `slot`, and without any adapter."""
+) -> HoldoutLosses | None:
+    """Score records three times: with `lora`, under the regime in `slot`, and without any adapter."""
+    if not examples:
+        return None
 
     def loss_sum(slot: int, adapter: PlainLoraAdapter | None) -> tuple[float, int]:
         scores = run_to_end(

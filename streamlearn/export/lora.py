@@ -11,7 +11,7 @@ the same gate for all tokens:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -54,52 +54,29 @@ class PlainLora:
         return self.alpha / self.rank
 
 
-def plain_lora(weights: Mapping[str, Tensor], config: HeadLoraConfig) -> PlainLora:
-    """Build eq. (1).
-
-    Args:
-        weights: Weights of one adapter, by their names in a PEFT folder.
-        config: Options of the adapter, with one expert a head.
-    """
-    assert config.num_experts == 1, "where tokens choose among experts, `with_mean_gates` comes first"
-    rank = config.num_heads * config.r
-    layers = {
-        name.removeprefix(_PREFIX).removesuffix(_A): LoraMatrices(
-            torch.block_diag(*A_HKRS[:, 0].cpu()),  # type: ignore[no-untyped-call]
-            weights[name.removesuffix(_A) + _B].cpu().flatten(0, 2).T.contiguous(),
-        )
-        for name, A_HKRS in weights.items()
-        if name.endswith(_A)
-    }
-    return PlainLora(layers, rank, config.scaling * rank)
-
-
-def with_mean_gates(
-    weights: Mapping[str, Tensor], config: HeadLoraConfig, gates: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], HeadLoraConfig]:
-    """Build eq. (2).
+def plain_lora(
+    weights: Mapping[str, Tensor], config: HeadLoraConfig, gates: Mapping[str, Tensor] | None = None
+) -> PlainLora:
+    """Build eq. (1), or eq. (2) where tokens choose among experts.
 
     Args:
         weights: Weights of one adapter, by their names in a PEFT folder.
         config: Options of the adapter.
-        gates: g (H, K) of each linear, by its name in the backbone.
-
-    Returns:
-        Weights and options of an adapter with one expert a head, of rank K R.
+        gates: g (H, K) of each linear, by its name in the backbone, see `mean_gates`; None with one expert a head.
     """
-    merged: dict[str, Tensor] = {}
+    assert (gates is None) == (config.num_experts == 1), "where tokens choose among experts, their gates are needed"
+    layers: dict[str, LoraMatrices] = {}
     for name, A_HKRS in weights.items():
         if not name.endswith(_A):
             continue
-        layer = name.removesuffix(_A)
-        B_HKRO, gate_HK = weights[layer + _B].cpu(), gates[layer.removeprefix(_PREFIX)].cpu()
-        merged[name] = A_HKRS.cpu().flatten(1, 2).unsqueeze(1)
-        merged[layer + _B] = (B_HKRO * gate_HK[:, :, None, None]).flatten(1, 2).unsqueeze(1)
-    rank = config.num_experts * config.r
-    one = replace(
-        config, num_experts=1, top_k=1, r=rank, alpha=config.scaling * rank, routes="tokens", noise=0.0, regimes=0
-    )
-    return merged, one
+        layer, B_HKRO = name.removesuffix(_A), weights[name.removesuffix(_A) + _B].cpu()
+        linear = layer.removeprefix(_PREFIX)
+        if gates is not None:
+            B_HKRO = B_HKRO * gates[linear].cpu()[:, :, None, None]
+        A_ND = torch.block_diag(*A_HKRS.cpu().flatten(1, 2))  # type: ignore[no-untyped-call]
+        layers[linear] = LoraMatrices(A_ND, B_HKRO.flatten(0, 2).T.contiguous())
+    rank = config.num_heads * config.num_experts * config.r
+    return PlainLora(layers, rank, config.scaling * rank)
 
 
 class PlainLoraAdapter:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive
 
-from streamlearn.gateway.publication import LoadedPublication, Prompt, PublicationWatch, RoutedPrompt, Target
+from streamlearn.gateway.publication import LoadedPublication, Prompt, PublicationWatch, Target
 from streamlearn.gateway.upstreams import CONTENT_TYPE, UNKNOWN, EventStream, Fleet, GatewayMetrics, Outcome, Upstream
 from streamlearn.http.guards import guards
 from streamlearn.http.responses import (
@@ -96,26 +96,23 @@ class _Gateway:
     async def readyz(self, _: Request) -> Response:
         """200 once a publication is loaded and an upstream serves its backbone."""
         if self._watch.current is None:
-            message = f"no publication is loaded: {self._watch.refusal}"
-            raise unavailable("not_ready", message, hint="see the log", retry_after_s=RETRY_AFTER_S)
+            raise _not_ready(f"no publication is loaded: {self._watch.refusal}")
         publication = self._watch.current.publication
         if not self._fleet.has_all([publication.backbone]):
-            message = f"at least one upstream must serve {publication.backbone}, found none"
-            raise unavailable("not_ready", message, hint="see the log", retry_after_s=RETRY_AFTER_S)
+            raise _not_ready(f"at least one upstream must serve {publication.backbone}, found none")
         return JSONResponse({"ready": True, "publication": publication.sequence})
 
     async def read_metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
     async def list_models(self, _: Request) -> Response:
-        rows = self._publication().names.rows(self._fleet.models)
-        return JSONResponse({"object": "list", "data": rows})
+        return JSONResponse({"object": "list", "data": self._loaded().rows(self._fleet.models)})
 
     async def describe_model(self, request: Request) -> Response:
-        names, name = self._publication().names, request.path_params["name"]
-        if not names.is_routed(name):
-            names.named(name, self._fleet.models)
-        return JSONResponse(next(row for row in names.rows(self._fleet.models) if row["id"] == name))
+        loaded, name = self._loaded(), request.path_params["name"]
+        if not loaded.is_routed(name):
+            loaded.named(name, self._fleet.models)
+        return JSONResponse(next(row for row in loaded.rows(self._fleet.models) if row["id"] == name))
 
     async def complete(self, request: Request) -> Response:
         """Answer a request to one of the completion paths.
@@ -125,7 +122,7 @@ class _Gateway:
         """
         label = UNKNOWN
         try:
-            loaded = self._publication()
+            loaded = self._loaded()
             path, fields = request.scope["path"], _fields(await request.body())
             target = await self._target(request.receive, loaded, path, fields)
             label = target.unversioned
@@ -146,25 +143,23 @@ class _Gateway:
 
         return EventStreamResponse(answer.parts(), close, headers)
 
-    def _publication(self) -> LoadedPublication:
+    def _loaded(self) -> LoadedPublication:
         if self._watch.current is None:
-            hint = "retry once /readyz returns 200"
-            raise unavailable("not_ready", "no publication is loaded", hint=hint, retry_after_s=RETRY_AFTER_S)
+            raise _not_ready("no publication is loaded")
         return self._watch.current
 
     async def _target(
         self, receive: Receive, loaded: LoadedPublication, path: str, fields: Mapping[str, Any]
     ) -> Target:
-        if not loaded.names.is_routed(fields["model"]):
-            return loaded.names.named(fields["model"], self._fleet.models)
+        if not loaded.is_routed(fields["model"]):
+            return loaded.named(fields["model"], self._fleet.models)
         if path == CHAT:
             prompts = [messages_prompt(fields.get("messages"))]
         else:
             prompts = completion_prompts(fields.get("prompt"))
         began = time.perf_counter()
-        routed = await _route(receive, loaded, prompts)
+        targets = await _route(receive, loaded, prompts)
         self._metrics.routing_seconds.observe(time.perf_counter() - began)
-        targets = [loaded.names.routed(prompt) for prompt in routed]
         models = sorted({target.model for target in targets})
         if len(models) > 1:
             found = ", ".join(models)[:500]
@@ -176,13 +171,17 @@ class _Gateway:
         self._metrics.requests.labels(model, outcome).inc()
 
 
+def _not_ready(message: str) -> ApiError:
+    return unavailable("not_ready", message, hint="see the gateway's log", retry_after_s=RETRY_AFTER_S)
+
+
 def _outcome(status: int) -> Outcome:
     if status < 400:
         return "answered"
     return "refused" if status < 500 else "unavailable"
 
 
-async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[Prompt]) -> list[RoutedPrompt]:
+async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[Prompt]) -> list[Target]:
     """Route the prompts in a thread; end after the current one when the client disconnects.
 
     Raises:
@@ -190,8 +189,8 @@ async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[
     """
     ended = threading.Event()
 
-    def route() -> list[RoutedPrompt]:
-        return [loaded.router.route(prompt) for prompt in takewhile(lambda _: not ended.is_set(), prompts)]
+    def route() -> list[Target]:
+        return [loaded.route(prompt) for prompt in takewhile(lambda _: not ended.is_set(), prompts)]
 
     try:
         return await while_connected(receive, asyncio.to_thread(route))

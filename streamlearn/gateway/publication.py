@@ -11,9 +11,11 @@ snapshot that was published.
 """
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,47 +41,6 @@ Prompt = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 _log = get_logger("gateway")
 
 
-class RoutedPrompt(NamedTuple):
-    """The regime of a prompt."""
-
-    regime: PublishedRegime | None
-    """The regime that explains it; None if none does."""
-    score: float
-    """Share of the likeliest regime's own records that are explained no better, 0 to 1."""
-
-
-class Router:
-    """The regimes of one publication. Safe to use from several threads."""
-
-    def __init__(self, publication: Publication, state: MonitorState, decoder: Decoder) -> None:
-        self._threshold = publication.max_known_rejected
-        self._by_slot = {regime.slot: regime for regime in publication.regimes}
-        self._featurizer = Featurizer(publication.seed)
-        self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
-        self._decoder = decoder
-
-    def route(self, prompt: Prompt) -> RoutedPrompt:
-        """The regime that explains a prompt, if any.
-
-        Raises:
-            ApiError: 400, the prompt cannot be encoded.
-        """
-        ids = self._encode(prompt)
-        if self._classifier is None:  # before the first record nothing is known
-            return RoutedPrompt(None, 0.0)
-        assigned = self._classifier.assign(self._featurizer.featurize(ids))
-        known = assigned.p_value >= self._threshold
-        return RoutedPrompt(self._by_slot[assigned.slot] if known else None, assigned.p_value)
-
-    def _encode(self, prompt: Prompt) -> np.ndarray[Any, np.dtype[np.int32]]:
-        if prompt and isinstance(prompt, tuple) and isinstance(prompt[0], int):
-            return np.array(prompt, dtype=np.int32)
-        try:
-            return input_of_prompt(self._decoder.prompt(prompt))  # type: ignore[arg-type]  # text or messages
-        except RecordError as error:
-            raise ApiError(400, "unusable_prompt", str(error), hint="name a model to send it unrouted") from error
-
-
 class Target(NamedTuple):
     """What answers a request."""
 
@@ -88,7 +49,7 @@ class Target(NamedTuple):
     regime: int | None = None
     """Number of the regime that the request belongs to; None if no regime explains it, or it named the backbone."""
     score: float | None = None
-    """Its score; None if it was not routed."""
+    """Share of the likeliest regime's own records that are explained no better, 0 to 1; None if it was not routed."""
 
     @property
     def unversioned(self) -> str:
@@ -96,8 +57,8 @@ class Target(NamedTuple):
         return self.model.partition("@")[0] if self.regime is not None else self.model
 
 
-class ModelNames:
-    """The names that one publication defines.
+class LoadedPublication:
+    """A publication, ready to route, and the names that it defines. Safe to use from several threads.
 
     streamlearn                  routed: the regime that explains the prompt, or the backbone
     streamlearn-regime-3         the regime's current version, or the backbone while none is published
@@ -105,15 +66,48 @@ class ModelNames:
     the backbone's own name      the untouched backbone
     """
 
-    def __init__(self, publication: Publication) -> None:
-        self._publication = publication
+    def __init__(self, publication: Publication, state: MonitorState, decoder: Decoder) -> None:
+        self.publication = publication
+        self._by_slot = {regime.slot: regime for regime in publication.regimes}
         self._by_model = {publication.model_of(regime): regime for regime in publication.regimes}
+        self._featurizer = Featurizer(publication.seed)
+        self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
+        self._decoder = decoder
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the current publication of a folder; blocks on the disk.
+
+        Raises:
+            PublicationError: there is none, or a part of it is missing or damaged.
+        """
+        publication = Publication.read(folder)
+        return cls(publication, read_routing(folder, publication), read_decoder(folder / publication.tokenizer))
 
     def is_routed(self, model: str) -> bool:
-        return model == self._publication.name
+        return model == self.publication.name
 
-    def routed(self, prompt: RoutedPrompt) -> Target:
-        return self._current(prompt.regime)._replace(score=prompt.score)
+    def route(self, prompt: Prompt) -> Target:
+        """What answers a prompt: the regime that explains it, or else the backbone.
+
+        Raises:
+            ApiError: 400, the prompt cannot be encoded.
+        """
+        ids = self.encode(prompt)
+        if self._classifier is None:  # before the first record nothing is known
+            return Target(self.publication.backbone, score=0.0)
+        assigned = self._classifier.assign(self._featurizer.featurize(ids))
+        known = assigned.p_value >= self.publication.max_known_rejected
+        return self._current(self._by_slot[assigned.slot] if known else None)._replace(score=assigned.p_value)
+
+    def encode(self, prompt: Prompt) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The tokens of a prompt by which it is routed. Raises like `route`."""
+        if prompt and isinstance(prompt, tuple) and isinstance(prompt[0], int):
+            return np.array(prompt, dtype=np.int32)
+        try:
+            return input_of_prompt(self._decoder.prompt(prompt))  # type: ignore[arg-type]  # text or messages
+        except RecordError as error:
+            raise ApiError(400, "unusable_prompt", str(error), hint="name a model to send it unrouted") from error
 
     def named(self, model: str, served: Iterable[str]) -> Target:
         """What answers a request for a model that is not routed; `served` are the models that model servers have.
@@ -121,7 +115,7 @@ class ModelNames:
         Raises:
             ApiError: 404, there is no such model.
         """
-        if model == self._publication.backbone:
+        if model == self.publication.backbone:
             return Target(model)
         if model in self._by_model:
             return self._current(self._by_model[model])
@@ -132,83 +126,30 @@ class ModelNames:
 
     def rows(self, served: Iterable[str]) -> list[dict[str, Any]]:
         """The models as OpenAI lists them."""
-        own = self._publication
+        own = self.publication
         names = [own.name, own.backbone, *self._by_model, *sorted(self._versions(served))]
         created = int(own.written_at.timestamp())
         return [{"id": name, "object": "model", "created": created, "owned_by": own.name} for name in names]
 
     def _current(self, regime: PublishedRegime | None) -> Target:
         if regime is None:
-            return Target(self._publication.backbone)
-        return Target(regime.adapter or self._publication.backbone, regime.number)
+            return Target(self.publication.backbone)
+        return Target(regime.adapter or self.publication.backbone, regime.number)
 
     def _versions(self, served: Iterable[str]) -> set[str]:
         """The published versions, and others that model servers still have."""
-        versions = set(self._publication.adapters)
-        prefix = f"{self._publication.name}-regime-"
-        for model in served:
-            number, at, version = model.removeprefix(prefix).partition("@")
-            if model.startswith(prefix) and number.isdecimal() and at and version:
-                versions.add(model)
-        return versions
+        version = re.compile(rf"{re.escape(self.publication.name)}-regime-[0-9]+@.+", re.ASCII | re.DOTALL)
+        return {*self.publication.adapters, *filter(version.fullmatch, served)}
 
 
-class LoadedPublication(NamedTuple):
-    """A publication, ready to route."""
-
-    publication: Publication
-    names: ModelNames
-    router: Router
-
-
-_FileVersion = tuple[str, int, int, int]
-"""Path, inode, size, and time of the last change in ns."""
-
-
-class PublishedFolder:
-    """One published folder. Its methods block on the disk; one thread at a time calls them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._decoder: tuple[list[_FileVersion | None], Decoder] | None = None
-
-    def version(self) -> _FileVersion | None:
-        """Changes with every publication; None while there is none."""
-        return _version(self._folder / FILE)
-
-    def load(self) -> LoadedPublication:
-        """Read the current publication. The tokenizer is read again only if its files changed.
-
-        Raises:
-            PublicationError: there is none, or a part of it is missing or damaged.
-        """
-        publication = Publication.read(self._folder)
-        state = read_routing(self._folder, publication)
-        router = Router(publication, state, self._decoder_of(publication))
-        return LoadedPublication(publication, ModelNames(publication), router)
-
-    def _decoder_of(self, publication: Publication) -> Decoder:
-        folder = self._folder / publication.tokenizer
-        files = [_version(path) for path in sorted(folder.glob("*"))]
-        if self._decoder is None or self._decoder[0] != files:
-            try:
-                self._decoder = files, decoder_of(load_tokenizer(folder))
-            except Exception as error:  # the loader raises what its parsers raise
-                raise PublicationError(f"{folder}: the tokenizer cannot be read: {error}") from error
-        return self._decoder[1]
-
-
-def decoder_of(tokenizer: Any) -> Decoder:
-    """The daemon's encoding of prompts, with this tokenizer."""
-    return Decoder(tokenizer, _LIMITS, vocab_size=len(tokenizer))
-
-
-def _version(path: Path) -> _FileVersion | None:
+@lru_cache(maxsize=1)  # reading takes longer than everything else, and a folder is named by its content
+def read_decoder(folder: Path) -> Decoder:
+    """The daemon's encoding of prompts, with the tokenizer in a folder."""
     try:
-        status = path.stat()
-    except OSError:
-        return None
-    return str(path), status.st_ino, status.st_size, status.st_mtime_ns
+        tokenizer = load_tokenizer(folder)
+    except Exception as error:  # the loader raises what its parsers raise
+        raise PublicationError(f"{folder}: the tokenizer cannot be read: {error}") from error
+    return Decoder(tokenizer, _LIMITS, vocab_size=len(tokenizer))
 
 
 class PublicationWatch:
@@ -219,7 +160,7 @@ class PublicationWatch:
         """The publication for requests that begin now; None before the first."""
         self.refusal = f"{folder}: not read yet"
         """Why the newest publication is not in use, while there is none."""
-        self._folder = PublishedFolder(folder)
+        self._folder = folder
         self._fleet = fleet
         self._metrics = metrics
         self._next: LoadedPublication | None = None
@@ -238,7 +179,7 @@ class PublicationWatch:
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
-        version = await asyncio.to_thread(self._folder.version)  # 1.
+        version = await asyncio.to_thread(version_of, self._folder / FILE)  # 1.
         if version is None or version != self._version:
             await self._read(version)
         if self._next is not None and await self._may_replace(self._next):
@@ -247,7 +188,7 @@ class PublicationWatch:
     async def _read(self, version: object) -> None:
         """Step 2."""
         try:
-            self._next = await asyncio.to_thread(self._folder.load)
+            self._next = await asyncio.to_thread(LoadedPublication.read, self._folder)
         except PublicationError as error:
             if (version, str(error)) != self._refused:
                 self._refused = version, str(error)
@@ -284,3 +225,12 @@ class PublicationWatch:
             snapshot=publication.snapshot,
             adapters=publication.adapters,
         )
+
+
+def version_of(publication: Path) -> tuple[int, int, int] | None:
+    """Changes with every publication, also with one of the same size within a tick; None while there is none."""
+    try:
+        status = publication.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -189,7 +189,7 @@ def obtain_token(settings: Settings) -> str:
     return read_token(path)
 
 
-def read_token(path: Path) -> str:
+def read_token(path: Path, *, min_chars: int = MIN_CHARS) -> str:
     """Read the token from a file.
 
     Raises:
@@ -204,9 +204,9 @@ def read_token(path: Path) -> str:
         raise ConfigError(
             f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
         )
-    if len(token) < MIN_CHARS or not token.isprintable() or " " in token:
+    if len(token) < min_chars or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{path}: expected at least {MIN_CHARS} printable characters without spaces, found {len(token)}; "
+            f"{path}: expected at least {min_chars} printable characters without spaces, found {len(token)}; "
             "create one with openssl rand -hex 32"
         )
     return token

@@ -171,18 +171,13 @@ def check_folder(folder: Path) -> None:
         PublicationError: it could not.
     """
     with _translated(folder):
-        for path in (folder, folder / ADAPTERS, folder / ROUTING):
+        for path in (folder, folder / ADAPTERS, folder / ROUTING, folder / HISTORY):
             nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-            if not nearest.is_dir():
+            is_history = nearest.name == HISTORY
+            if not (nearest.is_dir() or is_history):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
-            _check_access(nearest, os.R_OK | os.W_OK | os.X_OK)
-        if (folder / HISTORY).exists():
-            _check_access(folder / HISTORY, os.R_OK | os.W_OK)
-
-
-def _check_access(path: Path, mode: int) -> None:
-    if not os.access(path, mode):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            if not os.access(nearest, os.R_OK | os.W_OK | (0 if is_history else os.X_OK)):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
 def _append(history: Path, line: bytes) -> None:

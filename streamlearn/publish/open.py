@@ -4,25 +4,22 @@ import re
 import secrets
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import HfApi
+from typing import TYPE_CHECKING, Any
 
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
 from streamlearn.errors import ConfigError, PublicationError
-from streamlearn.export.formats import BaseModel
+from streamlearn.http.guards import read_token
 from streamlearn.learner.learner import Learner
-from streamlearn.publish.folder import ADAPTERS, ROUTING, TOKENIZER, PublicationFiles, check_folder
-from streamlearn.publish.gate import ScoringQueue
-from streamlearn.publish.publication import FILE, Publication
-from streamlearn.publish.publisher import AdapterPublisher, RollbackFile, Targets
-from streamlearn.publish.replicas import Replica, ReplicaSet
-from streamlearn.regimes.holdout import TimeBudget
+from streamlearn.publish import ROLLBACK, RUN
 from streamlearn.settings import HubSettings, PublishSettings, Settings
 
-RUN = "publish.run"
-"""File of the state folder that names the run."""
+if TYPE_CHECKING:
+    from streamlearn.publish.publication import Publication
+    from streamlearn.publish.publisher import AdapterPublisher
+
+# The other modules of publishing are imported where they are used: most daemons publish nothing.
+# ruff: noqa: PLC0415
 
 
 def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> None:
@@ -51,8 +48,9 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> 
             f"publish.min_holdout_records must be at most holdout.records_per_regime "
             f"{settings.holdout.records_per_regime}, found {own.min_holdout_records}"
         )
-    for file in _secrets(own):
-        _read_secret(file)
+    for section in (own.vllm, own.hub):
+        if section is not None and section.token_file is not None:
+            read_token(section.token_file, min_chars=1)
 
 
 def check_disk(settings: Settings) -> None:
@@ -63,6 +61,10 @@ def check_disk(settings: Settings) -> None:
     """
     if settings.publish is None:
         return
+    from streamlearn.publish.folder import check_folder
+    from streamlearn.publish.publication import FILE, Publication
+    from streamlearn.publish.publisher import RollbackFile
+
     check_folder(settings.publish.folder)
     if (settings.publish.folder / FILE).exists():
         Publication.read(settings.publish.folder)
@@ -70,16 +72,15 @@ def check_disk(settings: Settings) -> None:
 
 
 def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) -> None:
+    """Refuse one that reads images, or with the name of a published model, for which the other would answer."""
+    from streamlearn.export.formats import BaseModel
+
     if shape.is_vision:
         raise ConfigError(
             f"publish: expected a backbone that reads text only, found {settings.backbone.model}, which reads images: "
             "use `streamlearn export`, or remove the section"
         )
-    _check_base_model(own, BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model))
-
-
-def _check_base_model(own: PublishSettings, base: BaseModel) -> None:
-    """Refuse a backbone with the name of a published model: a request for one would be answered by the other."""
+    base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
     if re.fullmatch(rf"{re.escape(own.name)}(-regime-\d+(@.*)?)?", base.name):
         raise ConfigError(
             f"publish.base_model must differ from publish.name and from names of versions, found {base.name} beside "
@@ -90,7 +91,7 @@ def _check_base_model(own: PublishSettings, base: BaseModel) -> None:
 
 def open_publisher(
     settings: Settings, config: HeadLoraConfig, shape: Outline, learner: Learner, tokenizer: Any
-) -> AdapterPublisher | None:
+) -> "AdapterPublisher | None":
     """Open the folder, the replicas and the hub; None without a section `publish`. The thread is not started yet.
 
     Raises:
@@ -99,18 +100,31 @@ def open_publisher(
     own = settings.publish
     if own is None:
         return None
+    from streamlearn.export.formats import BaseModel
+    from streamlearn.publish.folder import ADAPTERS, PublicationFiles
+    from streamlearn.publish.gate import ScoringQueue
+    from streamlearn.publish.publisher import AdapterPublisher, Targets
+    from streamlearn.publish.replicas import Replica, ReplicaSet
+    from streamlearn.regimes.holdout import TimeBudget
+
     base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
     folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
     upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder)
-    targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, _replicas(own), upload)
+    replicas, seen_at = [], f"{own.folder}"
+    if (vllm := own.vllm) is not None:
+        key = None if vllm.token_file is None else read_token(vllm.token_file, min_chars=1)
+        replicas = [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas]
+        seen_at = vllm.folder or seen_at
+    fleet = ReplicaSet(replicas, lambda name: f"{seen_at}/{ADAPTERS}/{name}", own.name)
+    targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, fleet, upload)
     return AdapterPublisher(settings, config, _run(settings.state), targets, scoring)
 
 
 def forget_run(state: Path) -> None:
     """Begin a new run: its regimes have the numbers of the old run's, and are others."""
-    (state / RUN).unlink(missing_ok=True)
-    RollbackFile(state).remove()
+    for name in (RUN, ROLLBACK):
+        (state / name).unlink(missing_ok=True)
 
 
 def _run(state: Path) -> str:
@@ -126,22 +140,14 @@ def _run(state: Path) -> str:
         raise PublicationError(f"{path}: must be writable, found: {error.strerror}") from error
 
 
-def _replicas(own: PublishSettings) -> ReplicaSet:
-    vllm = own.vllm
-    if vllm is None:
-        return ReplicaSet([], str, own.name)
-    key = None if vllm.token_file is None else _read_secret(vllm.token_file)
-    seen_at = vllm.folder or str(own.folder)
-    return ReplicaSet(
-        [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas],
-        lambda name: f"{seen_at}/{ADAPTERS}/{name}",
-        own.name,
-    )
-
-
-def upload_folder(hub: HubSettings, folder: Path, publication: Publication, *, endpoint: str | None = None) -> None:
+def upload_folder(hub: HubSettings, folder: Path, publication: "Publication", *, endpoint: str | None = None) -> None:
     """Make the repository equal to the published folder, in one commit."""
-    api = HfApi(endpoint=endpoint, token=_read_secret(hub.token_file))
+    from huggingface_hub import HfApi
+
+    from streamlearn.publish.folder import ADAPTERS, ROUTING, TOKENIZER
+    from streamlearn.publish.publication import FILE
+
+    api = HfApi(endpoint=endpoint, token=read_token(hub.token_file, min_chars=1))
     api.create_repo(hub.repository, private=hub.private, exist_ok=True)
     api.upload_folder(
         repo_id=hub.repository,
@@ -155,25 +161,3 @@ def upload_folder(hub: HubSettings, folder: Path, publication: Publication, *, e
         delete_patterns=[f"{ADAPTERS}/*", f"{ROUTING}/*", f"{TOKENIZER}*"],
         commit_message=f"Publication {publication.sequence}, snapshot {publication.snapshot}",
     )
-
-
-def _secrets(own: PublishSettings) -> list[Path]:
-    files = [section.token_file for section in (own.vllm, own.hub) if section is not None]
-    return [file for file in files if file is not None]
-
-
-def _read_secret(file: Path) -> str:
-    """Read a token.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or other users may read it.
-    """
-    try:
-        mode, text = file.stat().st_mode, file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the token cannot be read: {error}") from error
-    if mode & 0o077:
-        raise ConfigError(f"{file}: expected a file readable by its owner only, found mode {mode & 0o777:o}")
-    if not text:
-        raise ConfigError(f"{file}: expected a token, found an empty file")
-    return text

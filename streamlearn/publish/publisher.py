@@ -32,10 +32,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.codec import from_arrays
+from streamlearn.codec import to_arrays
 from streamlearn.errors import PublicationError, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.export.formats import BaseModel, ExportedRegime, card
+from streamlearn.publish import ROLLBACK
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.gate import (
     Candidate,
@@ -49,9 +50,8 @@ from streamlearn.publish.gate import (
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, Version
 from streamlearn.publish.replicas import ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
+from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
-from streamlearn.shift.memory import Profiles
-from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.parts import Snapshot, read_manifest
 from streamlearn.status import PublicationStatus, RegimePublication
@@ -63,9 +63,6 @@ STOP_S = 60.0
 """Maximum time for the publication in progress when the daemon stops; systemd waits 90 s for everything."""
 
 _log = get_logger("publish")
-
-
-ROLLBACK = "publish.rolled_back_to"
 
 
 class RollbackFile:
@@ -81,29 +78,27 @@ class RollbackFile:
 
     def read(self) -> float:
         """Return the step; infinity if nothing is to be withdrawn."""
-        with _translated(self._path):
+        with self._translated():
             return int(self._path.read_bytes()) if self._path.exists() else math.inf
 
     def write(self, step: int) -> None:
         """Store a step durably."""
-        with _translated(self._path):
+        with self._translated():
             self._files.replace(self._path, b"%d\n" % step)
 
     def remove(self) -> None:
-        with _translated(self._path):
+        with self._translated():
             self._path.unlink(missing_ok=True)
 
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Translate errors of the disk, and a file that holds no number."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise PublicationError(
-            f"{path}: expected a writable file with the step that the run went back to, found: {error}; check the disk "
-            "and the permissions of the state folder"
-        ) from error
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise PublicationError(
+                f"{self._path}: expected a writable file with the step that the run went back to, found: {error}; "
+                "check the disk and the permissions of the state folder"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,8 @@ class AdapterPublisher:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._is_abandoned = False
-        self._publication = _newest(targets.folder.folder)
+        exists = (targets.folder.folder / FILE).exists()
+        self._publication = Publication.read(targets.folder.folder) if exists else None
         self._routing = [] if self._publication is None else [self._publication.routing]
         """Routing states to keep: gateways may still be reading the last but one."""
         self._unpublished: dict[str, Version] = {}
@@ -188,7 +184,10 @@ class AdapterPublisher:
             self._pending = None  # the snapshot that the run goes on from follows
             if step < self._last_step:
                 self._last_step = step
-                self._store_rollback(step)
+                try:
+                    self._rollback_file.write(step)
+                except PublicationError as error:  # this process withdraws them all the same
+                    _log.warning(Event.PUBLICATION_FAILED, fault=str(error))
         self._wake.set()
 
     @property
@@ -281,13 +280,6 @@ class AdapterPublisher:
             _log.warning(Event.VERSION_WITHDRAWN, version=version.name, regime=version.regime)
         self._log_written(new=0, started=started)
 
-    def _store_rollback(self, step: int) -> None:
-        """Make a rollback durable. If that fails, this process still withdraws the undone versions."""
-        try:
-            self._rollback_file.write(step)
-        except PublicationError as error:
-            _log.warning(Event.PUBLICATION_FAILED, fault=str(error))
-
     def _publish(self, path: Path) -> str | None:
         """Steps 1 to 5; return why versions that passed the gate could not be loaded, if so."""
         started, folder = self._clock(), self._targets.folder
@@ -297,7 +289,7 @@ class AdapterPublisher:
             candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
             retried = set(self._unpublished)
             fresh = {candidate.regime.number: self._write(candidate, snapshot) for candidate in candidates}  # 2.
-            arrays = snapshot.routing_state()
+            arrays = to_arrays(snapshot.state.monitor)
         except SnapshotError:
             if path.exists():
                 raise
@@ -315,8 +307,7 @@ class AdapterPublisher:
         routing = folder.write_routing(snapshot.step, arrays)  # 4.
         if self._is_undone(snapshot.step):
             return None
-        profiles = from_arrays(MonitorState, arrays).detector.regimes
-        self._name_versions(snapshot, decisions, fresh, routing, profiles)  # 5.
+        self._name_versions(snapshot, decisions, fresh, routing)  # 5.
         self._log_written(new=len(fresh), started=started)
         return None
 
@@ -373,13 +364,23 @@ class AdapterPublisher:
         decisions: Sequence[RegimeDecision],
         fresh: Mapping[int, Version],
         routing: str,
-        profiles: Profiles,
     ) -> None:
         """Step 5, and the status that follows from it."""
         versions = {row.regime.number: fresh.get(row.regime.number, row.version) for row in decisions}
         named = {number: version.name for number, version in versions.items() if version is not None}
         self._replace_publication(
-            self._next_publication(snapshot, routing, published_regimes(profiles, snapshot.labels, named))
+            Publication(
+                name=self._own.name,
+                sequence=0 if self._publication is None else self._publication.sequence + 1,
+                written_at=datetime.now(UTC),  # noqa: TID251 - for people
+                snapshot=snapshot.snapshot.name,
+                backbone=self._targets.base.name,
+                seed=self._settings.seed,
+                max_known_rejected=self._settings.serve.max_known_rejected,
+                routing=routing,
+                tokenizer=self._targets.tokenizer,
+                regimes=published_regimes(snapshot.state, named),
+            )
         )
         self._unpublished = {}
         self._routing = [*self._routing[-1:], routing]
@@ -417,22 +418,6 @@ class AdapterPublisher:
             snapshot=self._status.snapshot,
             new=new,
             seconds=round(self._clock() - started, 2),
-        )
-
-    def _next_publication(
-        self, snapshot: SnapshotRegimes, routing: str, regimes: tuple[PublishedRegime, ...]
-    ) -> Publication:
-        return Publication(
-            name=self._own.name,
-            sequence=0 if self._publication is None else self._publication.sequence + 1,
-            written_at=datetime.now(UTC),  # noqa: TID251 - for people
-            snapshot=snapshot.snapshot.name,
-            backbone=self._targets.base.name,
-            seed=self._settings.seed,
-            max_known_rejected=self._settings.serve.max_known_rejected,
-            routing=routing,
-            tokenizer=self._targets.tokenizer,
-            regimes=regimes,
         )
 
     def _reconcile(self) -> None:
@@ -477,19 +462,14 @@ class AdapterPublisher:
         self._status = replace(self._status, fault=fault)
 
 
-def published_regimes(
-    profiles: Profiles, labels: Mapping[int, str], versions: Mapping[int, str]
-) -> tuple[PublishedRegime, ...]:
-    """The regimes of a routing state, with their versions; without one until the gate lets the first pass."""
+def published_regimes(state: RegimesState, versions: Mapping[int, str]) -> tuple[PublishedRegime, ...]:
+    """The regimes of the routing state, with their versions; without one until the gate lets the first pass."""
+    profiles = enumerate(state.monitor.detector.regimes)
+    numbers = {slot: profile.number for slot, profile in profiles if profile is not None}
+    names = {regime.number: regime.name or None for regime in state.regimes.values()}
     return tuple(
-        PublishedRegime(
-            slot=slot,
-            number=profile.number,
-            label=labels.get(profile.number),
-            adapter=versions.get(profile.number),
-        )
-        for slot, profile in enumerate(profiles)
-        if profile is not None
+        PublishedRegime(slot=slot, number=number, label=names.get(number), adapter=versions.get(number))
+        for slot, number in numbers.items()
     )
 
 
@@ -516,8 +496,3 @@ def _without(publication: Publication, names: Collection[str]) -> Publication:
     return publication.model_copy(
         update={"sequence": publication.sequence + 1, "written_at": now, "regimes": tuple(regimes)}
     )
-
-
-def _newest(folder: Path) -> Publication | None:
-    """The publication in a folder; None before the first."""
-    return Publication.read(folder) if (folder / FILE).exists() else None

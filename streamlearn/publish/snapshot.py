@@ -7,12 +7,9 @@ on.
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamlearn import codec
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.export.lora import PlainLora, plain_lora
 from streamlearn.regimes.regime import RegimesState
@@ -57,15 +54,10 @@ class SnapshotRegimes:
         return self.snapshot.manifest.step
 
     @property
-    def labels(self) -> dict[int, str]:
-        """The operator's names, by number of the regime."""
-        return {regime.number: regime.name for regime in self._state.regimes.values() if regime.name}
-
-    @property
     def regimes(self) -> list[RegimeOfSnapshot]:
         """Those that have learned something, by number."""
         files = self.snapshot.manifest.files
-        suspected = {shift.regime for shift in self._state.suspected}
+        suspected = {shift.regime for shift in self.state.suspected}
         regimes = [
             RegimeOfSnapshot(
                 slot=slot,
@@ -78,7 +70,7 @@ class SnapshotRegimes:
                 refused_return=regime.refused_return,
                 approved_at=regime.approved_at,
             )
-            for slot, regime in self._state.regimes.items()
+            for slot, regime in self.state.regimes.items()
             if _WEIGHTS.format(regime_adapter(slot)) in files
         ]
         return sorted(regimes, key=lambda regime: regime.number)
@@ -89,14 +81,11 @@ class SnapshotRegimes:
 
     def holdouts(self, slot: int) -> dict[str, Example]:
         """The hold-out records of a regime, by the digest of their tokens."""
-        return {digest(example): example for example in self._state.regimes[slot].holdouts.examples}
-
-    def routing_state(self) -> dict[str, NDArray[Any]]:
-        """Read the arrays of the monitor's state, by name."""
-        return codec.to_arrays(self._state.monitor)
+        return {digest(example): example for example in self.state.regimes[slot].holdouts.examples}
 
     @cached_property
-    def _state(self) -> RegimesState:
+    def state(self) -> RegimesState:
+        """Regimes, hold-out records and the monitor's state."""
         return self.snapshot.component("regimes", RegimesState)
 
 

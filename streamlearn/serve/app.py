@@ -1,22 +1,37 @@
 """The endpoints. A handler reads the board, or queues a job and waits for its result; it never accesses the model."""
 
 import asyncio
+import hashlib
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.resources import files
+from pathlib import Path, PurePath
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi import Path as PathArgument
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from streamlearn import __version__
-from streamlearn.controls import AuditLog
-from streamlearn.http.guards import guards
+from streamlearn import __version__, controls
+from streamlearn.controls import VERBS, AuditLog, Control, Requester, Scope, Verb
+from streamlearn.errors import SnapshotError
+from streamlearn.events import Event, get_logger
+from streamlearn.http.guards import SAFE_METHODS, Defaults, guards
+from streamlearn.http.responses import ApiError, unavailable
 from streamlearn.jobs.queue import (
+    ControlJob,
+    ControlResult,
     EvalJob,
     EvalResult,
     Job,
     JobQueue,
     PromptInput,
+    QueueClosedError,
     Result,
     RouteJob,
     RouteResult,
@@ -24,18 +39,28 @@ from streamlearn.jobs.queue import (
     SnapshotResult,
 )
 from streamlearn.serve import metrics
-from streamlearn.serve.controls import control_routes
-from streamlearn.serve.errors import install_error_handlers, require_at_most, wait_for_result
-from streamlearn.serve.health import health_routes, require_ready
+from streamlearn.serve.errors import (
+    RETRY_AFTER_S,
+    install_error_handlers,
+    require_at_most,
+    require_ready,
+    wait_for_result,
+)
 from streamlearn.serve.models import (
+    CONTROL_ERRORS,
     JOB_ERRORS,
+    ErrorBody,
     EvalRequest,
     HistoryBody,
     HistoryView,
     JobsView,
+    Liveness,
     PromptRequest,
     PublicationView,
+    Readiness,
     RegimesView,
+    RenameRequest,
+    RollbackRequest,
     RouteRequest,
     ShiftsView,
     SnapshotList,
@@ -48,9 +73,10 @@ from streamlearn.serve.models import (
 )
 from streamlearn.serve.openai import openai_routes
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
-from streamlearn.serve.page import is_page_request, page_routes, with_etag
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board, Clock
+
+_log = get_logger("serve")
 
 # The largest request would take 2048 s: 1024 examples at one per second, with half the time left to training. Clients
 # split such requests.
@@ -240,3 +266,233 @@ def _prompt_of(body: PromptRequest) -> PromptInput:
     fields = body.model_dump(mode="json", include={"messages", "image"})
     messages = None if fields["messages"] is None else tuple(fields["messages"])
     return PromptInput(body.prompt, messages, fields["image"])
+
+
+MAX_ARGUMENT_CHARS = 100
+
+_ARGUMENTS: dict[Scope, dict[str, Any]] = {
+    Scope.RUN: {},
+    Scope.SNAPSHOT: {"snapshot": Annotated[str, PathArgument(description="Name of a snapshot.", max_length=40)]},
+    Scope.REGIME: {"number": Annotated[int, PathArgument(description="Number of a regime.", ge=1, lt=1 << 63)]},
+}
+_BODIES: dict[str, tuple[Any, Any]] = {
+    "rollback": (RollbackRequest | None, None),
+    "rename": (RenameRequest, inspect.Parameter.empty),
+}
+"""Type and default of the body, by verb."""
+
+
+def requester(request: Request) -> Requester:
+    peer = request.client.host if request.client is not None else None
+    return Requester.from_request(peer, token=True, agent=request.headers.get("user-agent", ""))
+
+
+def control_routes(board: Board, jobs: JobQueue, audit: AuditLog, deadline_s: float) -> APIRouter:
+    """A route for each of `VERBS`.
+
+    A control that the loop begins gets its lines in the audit log from the loop. All others that have the token get
+    theirs here: an unknown field, a daemon that is not ready, a client that left.
+    """
+    routes = APIRouter(tags=["controls"], route_class=_audited(audit))
+
+    async def run(request: Request, control: Control) -> Result:
+        require_ready(board)
+        future = jobs.submit(ControlJob(control, requester(request)))
+        request.state.begun = lambda: not future.cancelled()
+        return await wait_for_result(request.receive, future, deadline_s)
+
+    for verb in VERBS.values():
+        description = verb.help if verb.body else f"{verb.help} Takes no body."
+        routes.add_api_route(
+            verb.route,
+            _endpoint(verb, run),
+            methods=["POST"],
+            name=verb.name,
+            response_model=ControlResult,
+            summary=verb.title,
+            description=description,
+            responses=CONTROL_ERRORS,
+        )
+    return routes
+
+
+Run = Callable[[Request, Control], Coroutine[Any, Any, Result]]
+
+
+def _endpoint(verb: Verb, run: Run) -> Callable[..., Coroutine[Any, Any, Result]]:
+    """The handler of a verb; FastAPI reads its arguments from its signature."""
+
+    async def endpoint(request: Request, body: Any = None, **arguments: Any) -> Result:
+        fields = {} if body is None else {name: getattr(body, key) for name, key in verb.body.items()}
+        return await run(request, Control(verb.name, {**arguments, **verb.defaults, **fields}))
+
+    required = {"request": Request, **_ARGUMENTS[verb.scope]}
+    parameters = [inspect.Parameter(name, _BY_NAME, annotation=kind) for name, kind in required.items()]
+    if verb.name in _BODIES:
+        kind, default = _BODIES[verb.name]
+        parameters.append(inspect.Parameter("body", _BY_NAME, annotation=kind, default=default))
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return endpoint
+
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def _audited(audit: AuditLog) -> type[APIRoute]:
+    """A route that writes a line for each control that the loop does not begin."""
+
+    class AuditedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Exception as error:
+                    begun = getattr(request.state, "begun", lambda: False)
+                    if not begun() or isinstance(error, QueueClosedError):
+                        await asyncio.to_thread(_write_refusal, audit, self.name, request, _reason(error))
+                    raise
+
+            return handler
+
+    return AuditedRoute
+
+
+def _write_refusal(audit: AuditLog, verb: str, request: Request, why: str) -> None:
+    """Write the line of a refused control; a failure is logged."""
+    arguments = {name: str(value)[:MAX_ARGUMENT_CHARS] for name, value in request.path_params.items()}
+    try:
+        audit.write(verb, arguments, requester(request), controls.Result.REFUSED, message=why)
+    except SnapshotError as error:
+        _log.error(Event.HTTP_FAILED, path=request.scope["path"][:MAX_ARGUMENT_CHARS], message=str(error))
+
+
+def _reason(error: Exception) -> str:
+    """One line for the audit log, without the values that a validation found."""
+    if isinstance(error, RequestValidationError):
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+    return f"{type(error).__name__}: {error}"[:400]
+
+
+def health_app(board: Board) -> FastAPI:
+    """An application that serves `/livez` and `/readyz` and nothing else."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False, middleware=[Middleware(Defaults)])
+    install_error_handlers(app, paths_hint="this port serves only GET /livez and GET /readyz")
+    app.include_router(health_routes(board))
+    return app
+
+
+def health_routes(board: Board) -> APIRouter:
+    routes = APIRouter(tags=["health"])
+
+    def fails(description: str) -> dict[int | str, dict[str, Any]]:
+        return {503: {"model": ErrorBody, "description": description}}
+
+    not_alive = "The daemon failed, or its training loop has not reported in time."
+
+    @routes.get("/livez", summary="Liveness", responses=fails(not_alive))
+    async def livez() -> Liveness:
+        """200 while the training loop reports within its time limit, else 503. Restart the daemon on a 503."""
+        why = board.why_not_alive()
+        if why is not None:
+            hint = "see the last events in the log; a restart resumes from the last snapshot"
+            raise unavailable("not_alive", why, hint=hint, retry_after_s=RETRY_AFTER_S)
+        age, bound = round(board.heartbeat_age_s, 3), board.heartbeat_bound_s
+        return Liveness(alive=True, heartbeat_age_s=age, heartbeat_bound_s=bound)
+
+    @routes.get("/readyz", summary="Readiness", responses=fails("The daemon is not ready; the message has the reason."))
+    async def readyz() -> Readiness:
+        """200 once the model is loaded and the loop runs jobs, else 503 with the reason."""
+        require_ready(board)
+        status = board.read()
+        return Readiness(ready=True, phase=status.phase, step=status.step)
+
+    return routes
+
+
+# The page, at `/` for browsers; programs get the list of endpoints there. Its files are public code and hold no data of
+# the run, so they never need the token.
+
+
+def with_etag(request: Request, body: bytes, media_type: str, headers: dict[str, str] | None = None) -> Response:
+    """200 with the body, or 304 where the client has it: the ETag changes with the content."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    both = {**(headers or {}), "etag": etag, "cache-control": "no-cache"}
+    known = request.headers.get("if-none-match", "").split(",")
+    if etag in {value.strip().removeprefix("W/") for value in known}:
+        return Response(status_code=304, headers=both)
+    return Response(body, headers=both, media_type=media_type)
+
+
+DISTRIBUTION = "uplot-python"
+"""Brings the files of uPlot, the page's chart library (extra `page`). Its Python code is never imported."""
+FILES = {"uplot.js": "uplot/static/uPlot.iife.js", "uplot.css": "uplot/static/uPlot.min.css"}
+"""Name under which the page asks for a file: its path in the distribution."""
+
+
+def chart_library() -> dict[str, bytes]:
+    """The files by name; empty where the distribution is not installed, and then the page has tables only."""
+    try:
+        installed = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return dict.fromkeys(FILES, b"")
+    return {name: Path(str(installed.locate_file(path))).read_bytes() for name, path in FILES.items()}
+
+
+PREFIX = "/page/"
+_INDEX = "index.html"
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+_POLICY = (
+    "default-src 'none'",
+    "script-src 'self'",  # no inline code, and no eval
+    "style-src 'self'",
+    "connect-src 'self'",
+    "img-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",  # no string becomes markup
+)
+_PAGE_HEADERS = {
+    "content-security-policy": "; ".join(_POLICY),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
+
+
+def is_page_request(request: Request) -> bool:
+    if request.method not in SAFE_METHODS:
+        return False
+    path: str = request.scope["path"]  # what the routes see; `url` is made of the Host header too
+    return path.startswith(PREFIX) or (path == "/" and _is_browser(request))
+
+
+def page_routes(list_endpoints: Callable[[], str]) -> APIRouter:
+    """The routes; `list_endpoints` is what programs get at `/`."""
+    routes = APIRouter(include_in_schema=False)
+    own = {file.name: file.read_bytes() for file in (files(__package__) / "static").iterdir() if file.is_file()}
+    assets = {**own, **chart_library()}
+
+    @routes.get("/")
+    async def index(request: Request) -> Response:
+        if not _is_browser(request):
+            return Response(list_endpoints(), media_type="text/plain", headers={"vary": "Accept"})
+        return with_etag(request, assets[_INDEX], _MEDIA_TYPES[".html"], {**_PAGE_HEADERS, "vary": "Accept"})
+
+    @routes.get(PREFIX + "{name}")
+    async def read_asset(request: Request, name: str) -> Response:
+        if name not in assets or name == _INDEX:
+            raise ApiError(404, "not_found", f"the page has no file {name[:100]!r}", hint="open / in a browser")
+        return with_etag(request, assets[name], _MEDIA_TYPES[PurePath(name).suffix], _PAGE_HEADERS)
+
+    return routes
+
+
+def _is_browser(request: Request) -> bool:
+    """Whether the client requests HTML by name; `*/*`, as curl sends it, does not."""
+    return "text/html" in request.headers.get("accept", "")

@@ -18,10 +18,11 @@ from starlette.types import Receive
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import is_json, wrong_content_type
-from streamlearn.http.responses import ApiError, from_http, internal_error, while_connected
+from streamlearn.http.responses import ApiError, from_http, internal_error, unavailable, while_connected
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
-from streamlearn.status import UnknownRegimeError
+from streamlearn.status import Board, UnknownRegimeError
 
+RETRY_AFTER_S = 5
 _log = get_logger("serve")
 
 _RECORD_HINT = (
@@ -139,6 +140,13 @@ def _from_streamlearn(request: Request, error: StreamlearnError, retry_after_s: 
     _log.error(Event.HTTP_FAILED, path=request.scope["path"], error=type(error).__name__, message=text)
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower() + "_failed"
     return ApiError(500, code, text, hint="see the daemon's log")
+
+
+def require_ready(board: Board) -> None:
+    """Raise ApiError 503 unless the daemon accepts jobs."""
+    why = board.why_not_ready()
+    if why is not None:
+        raise unavailable("not_ready", why, hint="retry once /readyz returns 200", retry_after_s=RETRY_AFTER_S)
 
 
 def require_at_most(limit: int, found: int, *, field: str, setting: str) -> int:

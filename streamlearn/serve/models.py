@@ -1,10 +1,20 @@
 """Request bodies, snapshot listings and errors, as the OpenAPI document describes them."""
 
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self, TypeVar
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.config import JsonDict
 
 from streamlearn.jobs.queue import ApiModel
@@ -16,14 +26,15 @@ from streamlearn.status import (
     Clock,
     DeadLetterRow,
     FallbackStatus,
+    ForgettingMeans,
+    HistoryPoint,
     HistoryStatus,
-    PartitionStatus,
     Phase,
+    Progress,
     PublicationStatus,
-    RegimePublication,
+    PublishedVersions,
     RegimeSegment,
     RegimeStatus,
-    ReplicaStatus,
     ShiftStatus,
     SnapshotMark,
     Status,
@@ -285,22 +296,6 @@ class JobsView(ApiModel):
     """Maximum number of queued jobs."""
 
 
-class ForgettingMeans(ApiModel):
-    """Each regime's accuracy on its hold-out records now, compared with earlier."""
-
-    average_forgetting: float | None
-    """Mean over past regimes of best accuracy since the segment ended minus accuracy now; null before a scoring."""
-    backward_transfer: float | None
-    """Mean over past regimes of accuracy now minus accuracy at the end of the segment; null before a scoring."""
-
-
-class ForgettingView(ForgettingMeans):
-    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
-
-    loss_by_regime: dict[str, float]
-    """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
-
-
 class RequestsView(ApiModel):
     """Prompts and examples of finished evaluations and generations of this process."""
 
@@ -315,8 +310,37 @@ class RequestsView(ApiModel):
     """The part of them that no regime explained; regime is then the nearest, or the one that the request named."""
 
 
+def _describe_inherited(schema: dict[str, Any], view: type) -> None:
+    """Add the descriptions of inherited fields; pydantic reads the docstrings of the class itself."""
+    for base in view.__mro__[1:-1]:
+        for name, value in TypeAdapter(base).json_schema()["properties"].items():
+            schema["properties"][name] |= {"description": value["description"]} if "description" in value else {}
+
+
+# Views of the status are its own dataclasses with further fields: a value is declared once, in `status`.
+_VIEW = ConfigDict(
+    use_attribute_docstrings=True,
+    extra="forbid",
+    json_schema_extra=_describe_inherited,
+    json_schema_serialization_defaults_required=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgettingView(ForgettingMeans):
+    """Forgetting on the hold-out records: each regime's accuracy now compared with earlier."""
+
+    __pydantic_config__ = _VIEW
+
+    loss_by_regime: dict[str, float]
+    """Hold-out loss of each regime at its newest scoring, nats per learned token, by regime number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegimesView(ForgettingMeans):
     """Remembered regimes by number, and forgetting."""
+
+    __pydantic_config__ = _VIEW
 
     current: int | None
     """Number of the regime that the stream is in."""
@@ -333,34 +357,28 @@ class ShiftsView(ApiModel):
     """The newest shifts. The first entry of a run is its first regime, with `previous` null."""
 
 
-class PublicationView(ApiModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationView(PublishedVersions):
     """Published version of each regime, versions held back and why, and the replicas."""
+
+    __pydantic_config__ = _VIEW
 
     enabled: bool
     """Whether the configuration has a section `publish`; if not, the rest is empty."""
-    sequence: int | None
-    """Number of the newest publication; null before the first."""
-    snapshot: str | None
-    """Snapshot that its routing state is from."""
     written_at: datetime | None
     """When it was written."""
-    regimes: tuple[RegimePublication, ...]
-    """By number."""
-    replicas: tuple[ReplicaStatus, ...]
-    """In the order of publish.vllm.replicas."""
     published: int
     """Versions published by this process."""
     held_back: dict[str, int]
     """Versions held back by this process, by reason."""
-    fault: str | None
-    """Why the newest snapshot could not be published yet; null when nothing is wrong."""
 
 
-class StatusView(ApiModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusView(Progress):
     """The daemon at one moment. Counts are over the learner's lifetime, across restarts."""
 
-    phase: Phase
-    """Phase of the training loop."""
+    __pydantic_config__ = _VIEW
+
     ready: bool
     """Whether the daemon accepts jobs."""
     reason: str | None
@@ -371,24 +389,8 @@ class StatusView(ApiModel):
     """Start of the process."""
     heartbeat_age_s: float
     """Time since the training loop last reported."""
-    step: int
-    """Optimizer updates made."""
-    records_trained: int
-    """Records trained on."""
-    records_held_out: int
-    """Records kept out of training to measure forgetting."""
     records_dead_lettered: int
     """Unusable records, all reasons together."""
-    dead_letters: dict[str, int]
-    """Unusable records, by reason."""
-    ignored: dict[str, int]
-    """Records that there is nothing to learn from by their nature, such as deletions, by reason."""
-    update_refusals: int
-    """Updates skipped because the loss or a gradient was not finite."""
-    tokens_trained: int
-    """Tokens of records trained on."""
-    tokens_per_s: float
-    """Recent training throughput."""
     prequential_loss_nats: LossView
     """Loss of each batch before its update, nats per token."""
     current_regime: int | None
@@ -403,12 +405,8 @@ class StatusView(ApiModel):
     """Time spent on probes by this process."""
     holdout_seconds: float
     """Training time spent on scoring hold-out records by this process; idle time is not counted."""
-    partitions: tuple[PartitionStatus, ...]
-    """Training progress per partition."""
     last_snapshot: SnapshotView | None
     """The newest durable snapshot; null before the first."""
-    step_seconds: float | None
-    """Duration of the last step."""
     snapshot_write_seconds: float | None
     """Duration of writing the last snapshot."""
     jobs: JobsView
@@ -417,26 +415,17 @@ class StatusView(ApiModel):
     """Requests by what answered them."""
     unknown_requests: FallbackStatus
     """How requests that no regime explains are answered."""
-    backbone: str
-    """The frozen model."""
-    dtype: str
-    """Data type of the backbone."""
-    device: str
-    """Device of the model."""
     adapter_preset: str
     """Adapter preset."""
-    versions: dict[str, str]
-    """Versions of streamlearn, Python, torch and others."""
 
 
-V = TypeVar("V", bound=ApiModel)
+V = TypeVar("V", ForgettingView, RegimesView, PublicationView, StatusView)
 
 
-def _project(view: type[V], *sources: object, **computed: object) -> V:
-    """A view whose fields are computed, or those of the first source that has one of this name."""
-    for name in view.model_fields.keys() - computed.keys():
-        computed[name] = next(getattr(source, name) for source in sources if hasattr(source, name))
-    return view.model_validate(computed)
+def _view(kind: type[V], source: object, **computed: Any) -> V:
+    """A view whose fields are computed, or those of the source."""
+    inherited = {field.name: getattr(source, field.name) for field in fields(kind) if field.name not in computed}
+    return kind(**inherited, **computed)
 
 
 def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
@@ -445,33 +434,28 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
     snapshot, adaptation = status.snapshot, status.adaptation
     known = {how: number for (is_known, how), number in status.requests.items() if is_known}
     unknown = {how: number for (is_known, how), number in status.requests.items() if not is_known}
-    return _project(
+    losses = {str(regime.number): regime.now.loss for regime in adaptation.regimes if regime.now is not None}
+    return _view(
         StatusView,
         status,
-        adaptation,
         ready=reason is None,
         reason=reason,
         degraded=status.degraded or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
-        ignored=dict(status.ignored),
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,
         num_regimes=len(adaptation.regimes),
         num_shifts=_totals(adaptation),
-        forgetting=_project(
-            ForgettingView,
-            adaptation,
-            loss_by_regime={str(row.number): row.now.loss for row in adaptation.regimes if row.now is not None},
-        ),
+        forgetting=_view(ForgettingView, adaptation, loss_by_regime=losses),
         probe_seconds=round(adaptation.probe_seconds, 3),
         holdout_seconds=round(adaptation.holdout_seconds, 3),
         last_snapshot=snapshot
-        and _project(
-            SnapshotView,
-            snapshot,
+        and SnapshotView(
+            name=snapshot.name,
+            step=snapshot.step,
             written_at=_utc(snapshot.written_at),
             age_s=round(max(0.0, clock.wall() - snapshot.written_at), 3),
         ),
@@ -491,16 +475,16 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
 
 def regimes_view(status: Status) -> RegimesView:
     current = status.adaptation.current
-    return _project(RegimesView, status.adaptation, current=current and current.number)
+    return _view(RegimesView, status.adaptation, current=current and current.number)
 
 
 def shifts_view(status: Status) -> ShiftsView:
-    return _project(ShiftsView, status.adaptation, total=_totals(status.adaptation))
+    return ShiftsView(total=_totals(status.adaptation), shifts=status.adaptation.shifts)
 
 
 def publication_view(status: Status) -> PublicationView:
     publication = status.publication or PublicationStatus()
-    return _project(
+    return _view(
         PublicationView,
         publication,
         enabled=status.publication is not None,
@@ -518,58 +502,19 @@ def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(round(seconds, 3), UTC)
 
 
-class PointColumns(ApiModel):
-    """One entry in each column for each point, oldest first. A point is one batch, or an older stretch of several.
+_POINT = TypeAdapter(HistoryPoint).json_schema(mode="serialization")["properties"]
 
-    Columns from `at` on depend on time as well as on the stream; the others are those of an uninterrupted run.
-    """
 
-    record: list[int]
-    """Ordinal of the newest record; the horizontal axis. Records are counted from 1 over all that were trained on or
-    held out, as in /v1/regimes and /v1/shifts."""
-    step: list[int]
-    """Step of the newest batch."""
-    batches: list[int]
-    """Number of batches."""
-    records: list[int]
-    """Number of records: trained on, held out, or measured because their regime is frozen."""
-    tokens: list[int]
-    """Tokens of records trained on."""
-    learned_tokens: list[int]
-    """Tokens that the loss is over."""
-    loss: list[float | None]
-    """Prequential loss: mean over the learned tokens before each update, nats per token; null where nothing was trained
-    on."""
-    refusals: list[int]
-    """Updates refused because the loss or a gradient was not finite."""
-    dead_letters: list[dict[str, int]]
-    """Unusable records, by reason."""
-    at: list[float]
-    """End of the newest batch, Unix time."""
-    tokens_per_s: list[float | None]
-    """Tokens over the time since the point before, waiting for records included."""
-    step_seconds: list[float]
-    """Mean duration of a batch's step."""
-    longest_step_seconds: list[float]
-    """Duration of the longest step."""
-    lag: list[int | None]
-    """Largest lag in records, all partitions together; null when unknown."""
-    requests: list[int]
-    """Prompts and examples of requests that were answered meanwhile."""
-    unexplained_requests: list[int]
-    """Requests among them that no regime explained."""
-    sample_records: list[int]
-    """Records trained on whose loss was measured under the untouched backbone too: a sample of them."""
-    sample_tokens: list[int]
-    """Learned tokens of those records: the weights of means over several points."""
-    sample_loss: list[float | None]
-    """Prequential loss of those records, mean over their learned tokens, nats per token; null where there are none."""
-    backbone_loss: list[float | None]
-    """Loss of the same records under the untouched backbone."""
-    average_forgetting: list[float | None]
-    """Mean over past regimes of best accuracy since the segment ended minus accuracy then; null before a scoring."""
-    backward_transfer: list[float | None]
-    """Mean over past regimes of accuracy then minus accuracy at the end of the segment; null before a scoring."""
+def _column(value: dict[str, Any]) -> dict[str, Any]:
+    items = {key: schema for key, schema in value.items() if key not in ("title", "description", "default")}
+    return {"type": "array", "items": items, "description": value["description"]}
+
+
+_COLUMNS: JsonDict = {
+    "type": "object",
+    "properties": {name: _column(value) for name, value in _POINT.items()},
+    "required": list(_POINT),
+}
 
 
 class HistoryView(ApiModel):
@@ -578,8 +523,10 @@ class HistoryView(ApiModel):
     It changes with every batch; ask with If-None-Match, and a response without a body says that nothing changed.
     """
 
-    points: PointColumns
-    """The series along the stream."""
+    points: Annotated[dict[str, list[Any]], WithJsonSchema(_COLUMNS)]
+    """The series along the stream: one entry in each column for each point, oldest first. A point is one batch, or an
+    older stretch of several. Times, speeds, lag and requests depend on time as well as on the stream; the other
+    columns are those of an uninterrupted run."""
     segments: tuple[RegimeSegment, ...]
     """Regimes along the stream, oldest first."""
     dead_letters: tuple[DeadLetterRow, ...]
@@ -610,6 +557,6 @@ class HistoryBody:
 
 def history_body(history: HistoryStatus) -> bytes:
     """40,000 values: serialized without a model, which would take several times as long."""
-    points = {name: [getattr(point, name) for point in history.points] for name in PointColumns.model_fields}
+    points = {name: [getattr(point, name) for point in history.points] for name in _POINT}
     rows = {"segments": history.segments, "dead_letters": history.dead_letters, "snapshots": history.snapshots}
     return orjson.dumps({"points": points, **rows})

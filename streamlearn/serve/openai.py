@@ -31,8 +31,7 @@ from streamlearn.jobs.queue import (
     JobQueue,
     PromptInput,
 )
-from streamlearn.serve.errors import require_at_most, too_slow, unwrap, wait_for_result
-from streamlearn.serve.health import require_ready
+from streamlearn.serve.errors import require_at_most, require_ready, too_slow, unwrap, wait_for_result
 from streamlearn.serve.models import JOB_ERRORS
 from streamlearn.serve.openai_schemas import (
     DEFAULT_TEXT_TOKENS,

@@ -6,7 +6,6 @@ Keys may be spelled with dots instead of underscores, as Kafka's are (`bootstrap
 that suggests the nearest known one. Everything that can be checked without the model or the broker is checked here.
 """
 
-from streamlearn.settings.file import load
 from streamlearn.settings.learning import (
     Accumulation,
     AdapterSettings,
@@ -35,7 +34,7 @@ from streamlearn.settings.serving import (
     TrackSettings,
     VllmSettings,
 )
-from streamlearn.settings.settings import Settings, digest, fingerprint, with_defaults
+from streamlearn.settings.settings import Settings, digest, fingerprint, load, with_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
     JsonlSettings,

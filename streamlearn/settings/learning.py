@@ -138,9 +138,9 @@ class ConsolidateSettings(Section):
     default the preset's."""
     importance: Literal["path", "transient"] = "path"
     """Where importance is measured: path, along the experts' training; transient, along the transient expert's."""
-    coordinates: Literal["bank", "random", "invariant"] = "bank"
-    """How a transient expert's importance maps to the experts: bank starts it from their A; random gives it its own A
-    (as published in CP-MoE); invariant sums over the rank, so that rotations do not matter."""
+    coordinates: Literal["bank", "random"] = "bank"
+    """A of a transient expert, whose importance is applied to the experts: bank starts it from their A; random gives it
+    its own (as published in CP-MoE)."""
     damping: PositiveFloat = 1e-3
     """Damping of importance; xi in CP-MoE eq. 7."""
     accumulation: Accumulation | None = None

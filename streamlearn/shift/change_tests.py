@@ -90,17 +90,13 @@ _EVERY = 4  # one record in four enters eq. (4), which costs more than all the r
 _PRIOR_PAIRS, _PRIOR_NU = 16.0, 8.0
 
 
-def _lags() -> NDArray[np.float64]:
-    return np.zeros(NUM_LAGS)
-
-
 @dataclass(frozen=True, eq=False)
 class ReferenceDistribution:
     """The running sums of eq. (1) to (4). A value: updates return a new one."""
 
     sum_D: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_FEATURES))
-    products_L: NDArray[np.float64] = field(default_factory=_lags)
-    pairs_L: NDArray[np.float64] = field(default_factory=_lags)
+    products_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
+    pairs_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
     num_records: float = 0.0
     squares: float = 0.0
     num_squares: float = 0.0

@@ -17,8 +17,8 @@ may contradict an assignment later (`Refusal`); the records then move to another
 # Shape suffixes: B buckets, D features, N records of the window, R regimes.
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from streamlearn.shift.change_tests import (
     OTHER_TESTS,
@@ -201,15 +201,6 @@ class Shift:
     """Number of the regime that it was split from, which remains in the stream; None if the stream moved to it."""
     dropped: int | None = None
     """Number of the regime that was dropped, or merged into another, to free the slot."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields by name, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Shift":
-        """Inverse of `to_json`."""
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

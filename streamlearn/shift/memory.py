@@ -186,11 +186,6 @@ class RegimeProfile:
         """Whether the profile is reliable enough to claim records from another regime."""
         return self.was_split or self.records >= MATURE
 
-    def with_test_postponed(self) -> "RegimeProfile":
-        """Test for a mixture again after half as many records more, within the bounds of the interval."""
-        interval = min(max(self.records // 2, MIN_TEST_INTERVAL), MAX_TEST_INTERVAL)
-        return replace(self, next_test=self.records + interval)
-
     def restarted(self, sample: Sequence[SampledRecord], ordinal: int) -> "RegimeProfile":
         """Forget all records but some of the sample, after a split: the others may be the other regime's."""
         profile = RegimeProfile(
@@ -393,8 +388,9 @@ class RegimeMemory:
         self._profiles[slot] = replace(self[slot], **values)
 
     def postpone_test(self, slot: int) -> None:
-        """Test the regime for a mixture only after more records."""
-        self._profiles[slot] = self[slot].with_test_postponed()
+        """Test for a mixture again after half as many records more, within the bounds of the interval."""
+        records = self[slot].records
+        self.change(slot, next_test=records + min(max(records // 2, MIN_TEST_INTERVAL), MAX_TEST_INTERVAL))
 
     def divide(self, slot: int, new: int, moved: Collection[int], ordinal: int) -> None:
         """Divide the sample of a regime between it and the one in `new`; both restart with their part.

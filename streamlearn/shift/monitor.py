@@ -63,11 +63,6 @@ class AssignedBatch:
     after: MonitorState = field(default_factory=MonitorState, compare=False, repr=False)
     """The monitor's state for a snapshot after the batch."""
 
-    @property
-    def moves_on(self) -> bool:
-        """Whether the stream moves to another regime in the batch. A regime that is split continues."""
-        return any(shift.parent is None for shift in self.shifts)
-
     def without(self, indices: Collection[int]) -> tuple[Batch, tuple[int, ...]]:
         """Return the batch without the records at `indices`, and the slots of the remaining records."""
         kept = [i for i in range(len(self.slots)) if i not in indices]
@@ -98,6 +93,7 @@ class _ReadBatch:
 
     @property
     def moves_on(self) -> bool:
+        """Whether the stream moves to another regime in the batch. A regime that is split continues."""
         return any(shift.parent is None for shift in self.shifts)
 
     def records_of(self, slot: int) -> list[tuple[int, Example]]:
@@ -142,11 +138,6 @@ class Monitor:
     def waiting(self) -> list[Batch]:
         """The batches that were read and not yet taken, in order."""
         return [read.batch for read in (*self._decided, *self._undecided) if read.batch is not None]
-
-    @property
-    def num_decided(self) -> int:
-        """Number of batches that are decided and not yet taken."""
-        return len(self._decided)
 
     def update(self, batch: Batch, kept_at: KeptAt = lambda _: ()) -> None:
         """Read the next batch. After a flush, every batch must have been taken."""
@@ -281,7 +272,10 @@ class Monitor:
         if not any(state.regimes):
             return [Assignment(0, 1.0)] * len(inputs)
         if self._classifier is None or self._classifier[0] is not state:  # kept for requests between two batches
-            self._classifier = state, RequestClassifier.from_state(state)
+            self._classifier = (
+                state,
+                RequestClassifier.from_state(state),
+            )
         classifier = self._classifier[1]
         return [classifier.assign(self._featurizer.featurize(ids), slot) for ids in inputs]
 
@@ -291,9 +285,14 @@ class Monitor:
         return regimes.rank([self._featurizer.featurize(ids) for ids in inputs])
 
     @property
-    def _untrained(self) -> list[_ReadBatch]:
+    def _reads(self) -> list[_ReadBatch]:
+        """The batches from the one taken last on."""
         taken = () if self._taken is None else (self._taken,)
-        return [read for read in (*taken, *self._decided, *self._undecided) if read.batch is not None]
+        return [*taken, *self._decided, *self._undecided]
+
+    @property
+    def _untrained(self) -> list[_ReadBatch]:
+        return [read for read in self._reads if read.batch is not None]
 
     def _correct(self, ordinal: int, slot: int) -> None:
         """Change the slot of a record, if its batch is undecided."""
@@ -326,8 +325,7 @@ class Monitor:
             return False
         new, dropped = result
         number = regimes[new].number
-        taken = () if self._taken is None else (self._taken,)
-        for read in (*taken, *self._decided, *self._undecided):
+        for read in self._reads:
             for i, slot in enumerate(read.slots):
                 if slot == refusal.slot and read.first + i >= first:
                     read.slots[i] = new

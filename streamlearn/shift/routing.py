@@ -81,11 +81,6 @@ class NoveltyTest:
     calibration_N: NDArray[np.float64]
     """T of the exemplars, ascending."""
 
-    @classmethod
-    def calibrated(cls, standardizers: Sequence[Standardizer | None], statistics: Iterable[float]) -> Self:
-        """Build the test from the T of exemplars, see `leave_one_out`."""
-        return cls(standardizers, np.sort(np.fromiter(statistics, dtype=np.float64)))
-
     def p_value(self, slot: int, values_S: NDArray[np.float64]) -> float:
         """Share of own records whose T is at least that of an input with these statistics under `slot`."""
         standardizer = self.standardizers[slot]
@@ -165,7 +160,8 @@ class RequestClassifier:
             Standardizer.from_samples(values_NS) if len(values_NS) >= MIN_EXEMPLARS else None
             for values_NS in values_NS_by_slot
         ]
-        self._test = NoveltyTest.calibrated(standardizers, self._calibration(values_NS_by_slot, standardizers))
+        statistics = self._calibration(values_NS_by_slot, standardizers)
+        self._test = NoveltyTest(standardizers, np.sort(np.array(statistics, dtype=np.float64)))
 
     @classmethod
     def from_state(cls, state: DetectorState) -> Self:

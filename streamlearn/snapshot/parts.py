@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from streamlearn import codec
-from streamlearn.errors import SnapshotDamagedError, SnapshotError, SnapshotMismatchError
+from streamlearn.errors import SnapshotDamagedError, SnapshotMismatchError
 from streamlearn.snapshot.files import Files, compare, read_bounded, reading
 from streamlearn.snapshot.manifest import MANIFEST, MAX_BYTES, FileEntry, Manifest
 from streamlearn.stream.position import Position
@@ -25,19 +24,12 @@ STATE = "state.safetensors"
 OPTIMIZER = "optimizer"
 """Folder with the optimizer's state of each regime's adapter; without such adapters it is in `STATE`."""
 
-MAX_HEADER_BYTES = 8 << 20
-"""Maximum header size in bytes, enough for some 80,000 tensors. It stops a planted file from making start-up parse
-gigabytes of JSON."""
-
-_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header, little-endian
-
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Create `path` from tensors on any device. Not durable yet. Tensors that share memory are stored separately.
 
     Raises:
         SafetensorError: the disk is full or broken.
-        SnapshotError: the header is too large to be read back.
     """
     dense: dict[str, Tensor] = {}
     storages: set[int] = set()
@@ -47,56 +39,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         dense[name] = contiguous.clone() if storage in storages else contiguous  # safetensors refuses shared memory
         storages.add(storage)
     save_file(dense, path)
-    length = _header_bytes(path)
-    if length > MAX_HEADER_BYTES:
-        raise SnapshotError(
-            f"{path.name} must have a header of at most {MAX_HEADER_BYTES} bytes, found {length} for {len(dense)} "
-            "tensors: join small tensors"
-        )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of `path`, copied into CPU memory: they stay valid when the file is removed.
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, which is left out, copied into CPU memory.
 
     Raises:
-        SnapshotDamagedError: the file is not a valid safetensors file.
+        SnapshotDamagedError: the file is missing, or not a valid safetensors file.
+        SnapshotError: this process cannot read it.
     """
-    check_header(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            # A tensor is a view of the mapped file; a late read error there would kill the process with SIGBUS.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  not a dict
-    except SafetensorError as error:
-        raise SnapshotDamagedError(f"{path}: expected a safetensors file, found: {error}") from error
-
-
-def _header_bytes(path: Path) -> int:
-    """Return the header's length as stated in the file. Raises OSError."""
-    with path.open("rb") as file:
-        return int.from_bytes(file.read(_LENGTH_BYTES), "little")
-
-
-def read_arrays(path: Path, prefix: str) -> dict[str, NDArray[Any]]:
-    """Read the arrays whose names begin with `prefix`, which is left out. Raises like `Snapshot.weights`."""
     with reading(path):
-        check_header(path)
         try:
-            with safe_open(path, framework="numpy") as file:
+            with safe_open(path, framework="pt", device="cpu") as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118  not a dict
-                return {name.removeprefix(prefix): np.array(file.get_tensor(name)) for name in names}
+                # A tensor is a view of the mapped file; a late read error there would kill the process with SIGBUS.
+                return {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
         except SafetensorError as error:
             raise SnapshotDamagedError(f"{path}: expected a safetensors file, found: {error}") from error
-
-
-def check_header(path: Path) -> None:
-    """Check the header's stated length before anything parses it.
-
-    Raises:
-        SnapshotDamagedError: the header is larger than `MAX_HEADER_BYTES`.
-    """
-    length = _header_bytes(path)
-    if length > MAX_HEADER_BYTES:
-        raise SnapshotDamagedError(f"{path}: the header must have at most {MAX_HEADER_BYTES} bytes, found {length}")
 
 
 _NOT_LINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOENT}
@@ -218,9 +177,9 @@ class Snapshot:
         """The PEFT adapter folder."""
         return self.path / ADAPTER
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Read the tensors of `STATE` into CPU memory. Raises like `weights`."""
-        return self._read(self.path / STATE)
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """Read the tensors of `STATE` whose names begin with `prefix`, which is left out. Raises like `weights`."""
+        return read_tensors(self.path / STATE, prefix)
 
     def component(self, name: str, kind: type[T]) -> T:
         """Read one component of the state, which `state_part` wrote.
@@ -229,8 +188,9 @@ class Snapshot:
             SnapshotMismatchError: it has other fields than `kind`; another release wrote it.
             SnapshotError: see `weights`.
         """
+        arrays = {array: tensor.numpy() for array, tensor in self.tensors(f"{name}.").items()}
         try:
-            return codec.load(kind, read_arrays(self.path / STATE, f"{name}."), self.manifest.components[name])
+            return codec.load(kind, arrays, self.manifest.components[name])
         except (codec.CodecError, KeyError) as error:
             raise SnapshotMismatchError(
                 f"snapshot {self.name}: the state of {name} must have the fields of this release, found {error}: run "
@@ -249,16 +209,11 @@ class Snapshot:
             SnapshotDamagedError: the file changed since it was verified.
             SnapshotError: this process cannot read it.
         """
-        return self._read(self.adapter / adapter / "adapter_model.safetensors")
+        return read_tensors(self.adapter / adapter / "adapter_model.safetensors")
 
     def moments(self, adapter: str) -> dict[str, Tensor]:
         """Read the optimizer's state of one of `adapters`. Raises like `weights`."""
-        return self._read(self.path / OPTIMIZER / f"{adapter}.safetensors")
-
-    @staticmethod
-    def _read(path: Path) -> dict[str, Tensor]:
-        with reading(path):
-            return read_tensors(path)
+        return read_tensors(self.path / OPTIMIZER / f"{adapter}.safetensors")
 
 
 def snapshot_name(step: int) -> str:
@@ -283,24 +238,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Verify a snapshot folder and return its manifest.
-
-    1. The manifest against its seal.
-    2. Every other file against the manifest.
-    3. The length of each tensor file's header, before anything parses it.
+    """Verify a snapshot folder and return its manifest: first against its seal, then every other file against it.
 
     Raises:
         SnapshotDamagedError: names the file, what was expected and what was found.
         SnapshotError: this process cannot read it.
         SnapshotMismatchError: the manifest has another format.
     """
-    manifest = read_manifest(folder)  # 1.
-    compare(folder, manifest.files)  # 2.
-    for path in _tensor_files(folder):  # 3.
-        with reading(path):
-            check_header(path)
+    manifest = read_manifest(folder)
+    compare(folder, manifest.files)
     return manifest
-
-
-def _tensor_files(folder: Path) -> list[Path]:
-    return [folder / STATE, *sorted((folder / OPTIMIZER).glob("*.safetensors"))]

@@ -24,7 +24,7 @@ import numpy as np
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.stream.encode import Encoder, Message
-from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, record_image, with_image_parts
+from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
 from streamlearn.stream.mapping import ROLES, RecordMapping
 from streamlearn.stream.parse import json_type, read_integers, read_list, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage
@@ -77,6 +77,8 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        if record.unreadable:
+            raise RecordError(Reason.UNREADABLE, record.unreadable)
         return self.decode_value(self.mapping.parse(record.value))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
@@ -153,7 +155,7 @@ class Decoder:
 
     def _form(self, value: Mapping[str, Any]) -> str:
         form = _form(value)
-        if "image" in value:
+        if has_images(value):
             if self._placeholders.vision is None:
                 raise RecordError(
                     Reason.BAD_FORM, "image: this backbone reads only text; set backbone.model to an image-text model"

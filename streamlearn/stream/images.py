@@ -1,4 +1,4 @@
-"""The images of a record.
+"""The images of a record: decoded as a viewer shows them, and their places in prompts and messages.
 
 A `RecordImage` keeps the bytes of the record and computes the model's inputs from them on demand, once. An example that
 is kept for later drops these inputs, which are a hundred times larger than the bytes, and computes them again when they
@@ -8,9 +8,11 @@ are needed. They are a function of the bytes and the backbone, so they are the s
 import base64
 import binascii
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,31 +25,68 @@ from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
 
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
+_OTHERS: Mapping[str, re.Pattern[bytes]] = {
+    "GIF": re.compile(rb"GIF8"),
+    "BMP": re.compile(rb"BM"),
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+    "JPEG XL": re.compile(rb"\xff\x0a|\0\0\0\x0cJXL "),
+    "JPEG 2000": re.compile(rb"\0\0\0\x0cjP"),
+    "AVIF": re.compile(rb".{4}ftypavi", re.DOTALL),
+    "HEIC": re.compile(rb".{4}ftyp(hei|hev|mif)", re.DOTALL),
+    "PDF": re.compile(rb"%PDF"),
+    "SVG": re.compile(rb"\s*<(svg|\?xml)"),
+}
+"""Beginnings of formats that are refused by name."""
 
 assert not ImageFile.LOAD_TRUNCATED_IMAGES, "other code in this process made Pillow accept damaged images"
 
 
+_DATA_URL = re.compile(r"\s*data:[^,]*,?", re.IGNORECASE)
+_ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
 def decode_base64(item: object, where: str) -> bytes:
-    """Decode a base64 string.
+    """Decode base64, also in lines, in the alphabet for URLs (padding is optional there), or in a `data:` URL.
 
     Raises:
-        RecordError: `item` is not a base64 string.
+        RecordError: `item` is not such a string.
     """
     if not isinstance(item, str):
         raise RecordError(Reason.BAD_TYPE, f"{where} must be a base64 string, found {json_type(item)}")
-    if item.startswith(("data:", "http:", "https:", "file:")):
-        raise RecordError(
-            Reason.BAD_IMAGE,
-            f"{where} must hold only the image's bytes in base64, found {item[:12]!r}; images are never downloaded",
-        )
     try:
         return base64.b64decode(item, validate=True)
+    except (binascii.Error, ValueError):
+        text = _content_of_url(item, where)
+    text = "".join(text.split())
+    if "-" in text or "_" in text:
+        text = text.translate(_URL_SAFE) + "=" * (-len(text) % 4)
+    try:
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RecordError(Reason.BAD_IMAGE, f"{where} must be base64: {error}") from None
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be base64: {error}; paths are never read") from None
+
+
+def _content_of_url(text: str, where: str) -> str:
+    """Return what follows the head of a `data:` URL; other text as it stands."""
+    if head := _DATA_URL.match(text):
+        if not re.search(r";\s*base64\s*,$", head[0], re.IGNORECASE):
+            raise RecordError(
+                Reason.BAD_IMAGE,
+                f"{where} must be base64 also in a data: URL (data:image/png;base64,...), found "
+                f"{head[0].strip()[:40]!r}",
+            )
+        return unquote_to_bytes(text[head.end() :]).decode("latin-1")
+    if _ADDRESS.match(text):
+        raise RecordError(
+            Reason.BAD_IMAGE,
+            f"{where} must hold the image's bytes in base64, found {text.strip()[:12]!r}; images are never downloaded",
+        )
+    return text
 
 
 def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
-    """Decode an image to RGB, turned upright.
+    """Decode an image to RGB as a viewer shows it: turned upright, on a white page, with 16 bits of gray scaled to 8.
 
     Bad images are refused as cheaply as possible: by their first bytes, then by the pixels in the header, then by the
     number of frames, then as damaged data. This requires Pillow 12.2: in earlier releases a gzipped FITS file could
@@ -58,13 +97,16 @@ def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
     """
     kind = next((name for name, beginning in _BEGINNINGS.items() if data.startswith(beginning)), None)
     if kind is None:
-        raise RecordError(Reason.BAD_IMAGE, f"{where} must be JPEG, PNG or WebP, found bytes {data[:8].hex(' ')}")
+        other = next((name for name, beginning in _OTHERS.items() if beginning.match(data)), None)
+        found = other or f"bytes {data[:8].hex(' ')}"
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be JPEG, PNG or WebP, found {found}")
     try:
         with Image.open(BytesIO(data), formats=(kind,)) as image:
             _check(image, where, limits)
+            rawmode = image.tile[0].args if image.tile else None
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return image if image.mode == "RGB" else image.convert("RGB")
+            return image if _is_plain(image) else _as_shown(image, rawmode, where)
     except RecordError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -78,6 +120,48 @@ def open_image(data: bytes, where: str, limits: StreamSettings) -> Image.Image:
         ) from None
 
 
+def _is_plain(image: Image.Image) -> bool:
+    return image.mode == "RGB" and "transparency" not in image.info
+
+
+_KEY_OF_RAW: Mapping[object, Callable[[int], int]] = {
+    "L;2": lambda key: key * 85,
+    "L;4": lambda key: key * 17,
+    "RGB;16B": lambda key: key >> 8,
+}
+"""Pillow's name of the pixels in a PNG -> how it decodes them, for the transparent color, which it leaves as it is."""
+
+
+def _as_shown(image: Image.Image, rawmode: object, where: str) -> Image.Image:
+    """Return an image of any mode as RGB on a white page."""
+    if image.mode.startswith("I"):
+        return _gray_of_16_bits(image, where)
+    if image.mode == "F":
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must have levels of 8 or 16 bits, found fractions (mode F)")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    key = image.info.get("transparency")
+    if rawmode in _KEY_OF_RAW and key is not None:
+        scaled = _KEY_OF_RAW[rawmode]
+        image.info["transparency"] = tuple(map(scaled, key)) if isinstance(key, tuple) else scaled(key)
+    if image.mode in ("La", "RGBa"):  # premultiplied
+        image = image.convert(image.mode.upper())
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _gray_of_16_bits(image: Image.Image, where: str) -> Image.Image:
+    """Scale 0..65535 to 0..255; a transparent level becomes white."""
+    levels_YX = np.asarray(image).astype(np.int64)
+    if levels_YX.size and not 0 <= levels_YX.min() <= levels_YX.max() < 1 << 16:
+        raise RecordError(
+            Reason.BAD_IMAGE, f"{where} must have levels of 8 or 16 bits, found {levels_YX.min()} to {levels_YX.max()}"
+        )
+    gray_YX = ((levels_YX + 128) // 257).astype(np.uint8)
+    gray_YX[levels_YX == image.info.get("transparency", -1)] = 255
+    return Image.fromarray(gray_YX).convert("RGB")
+
+
 def _check(image: Image.Image, where: str, limits: StreamSettings) -> None:
     """Check the header before anything is decoded."""
     width, height = image.size
@@ -87,8 +171,8 @@ def _check(image: Image.Image, where: str, limits: StreamSettings) -> None:
             f"{where} may have at most {limits.max_image_pixels} pixels (max_image_pixels), found {width} x {height}",
         )
     frames = getattr(image, "n_frames", 1)
-    if frames != 1:
-        raise RecordError(Reason.BAD_IMAGE, f"{where} must be one still image, found {frames} frames")
+    if frames != 1 and image.format != "MPO":  # a camera's JPEG, with previews behind its first picture
+        raise RecordError(Reason.BAD_IMAGE, f"{where} must be one still image, found an animation of {frames} frames")
 
 
 # Shape suffixes: Y rows of pixels, X columns of pixels, C colors, N cells of the grid.
@@ -168,6 +252,11 @@ _CELL_MEANS = _cell_means()
 IMAGE_MARK = "<image>"
 
 
+def has_images(value: Mapping[str, Any]) -> bool:
+    """Whether a record comes with images: null and an empty list are none."""
+    return value.get("image") not in (None, [])
+
+
 class ImagePlaceholders:
     """The image handling of a decoder; without `vision`, records with images are refused.
 
@@ -185,15 +274,17 @@ class ImagePlaceholders:
         Raises:
             RecordError: one of them cannot be used.
         """
-        if "image" not in value:
+        if not has_images(value):
             return ()
         if self.vision is None:
             raise RecordError(Reason.BAD_FORM, "image: this backbone reads only text")
         is_list = isinstance(value["image"], list)
         items = value["image"] if is_list else [value["image"]]
         limit = self._limits.max_images
-        if not 1 <= len(items) <= limit:
-            raise RecordError(Reason.TOO_LARGE, f"image must hold 1 to {limit} images (max_images), found {len(items)}")
+        if len(items) > limit:
+            raise RecordError(
+                Reason.TOO_LARGE, f"image may hold at most {limit} images (max_images), found {len(items)}"
+            )
         places = [f"image[{i}]" for i in range(len(items))] if is_list else ["image"]
         return tuple(
             record_image(decode_base64(item, where), self.vision, self._limits, where)
@@ -250,13 +341,45 @@ class ImagePlaceholders:
 
 
 def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage]) -> list[Message]:
-    """Add a part for every image at the start of the first user message, unless a message has such parts already."""
-    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    if not images or any(part["type"] == "image" for part in parts):
+    """Return the messages with a part at the place of every image.
+
+    Places are parts of type image in any message, and the mark `<image>` outside of assistant turns, where it is text
+    to learn. Without a place the images come first in the first user message.
+
+    Raises:
+        RecordError: there are places, but not one for each image.
+    """
+    if not images:
         return list(messages)
-    changed = list(messages)
+    placed = [
+        message if message["role"] == "assistant" else {**message, "content": _split_at_marks(message.get("content"))}
+        for message in messages
+    ]
+    contents = [message.get("content") for message in placed]
+    found = sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
+    if found == len(images):
+        return placed
+    if found:
+        raise RecordError(
+            Reason.BAD_FORM,
+            f"messages must contain {IMAGE_MARK} or a part of type image once for each of {len(images)} images or not "
+            f"at all, found {found}",
+        )
     at = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    content = changed[at]["content"]
-    text_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    changed[at] = {**changed[at], "content": [{"type": "image"}] * len(images) + text_parts}
-    return changed
+    content = messages[at].get("content") or []
+    texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [*messages[:at], {**messages[at], "content": [{"type": "image"}] * len(images) + texts}, *messages[at + 1 :]]
+
+
+def _split_at_marks(content: Any) -> Any:
+    """Return the content with every mark as a part; as it stands without any."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not any(IMAGE_MARK in part.get("text", "") for part in parts):
+        return content
+    split: list[dict[str, str]] = []
+    for part in parts:
+        for number, text in enumerate(part.get("text", "").split(IMAGE_MARK)):
+            split += [{"type": "image"}] if number else []
+            split += [{**part, "text": text}] if text else []
+        split += [part] if "text" not in part else []
+    return split

@@ -19,8 +19,10 @@ class Record:
     offset: int
     value: bytes | None
     key: bytes | None = None
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int = 0
+    unreadable: str = ""
+    """Why the client could not parse the record; the other fields hold what it could read. Empty for most records."""
 
     @property
     def id(self) -> RecordId:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from streamlearn.stream.position import Gap, Position, RecordId, TopicPartition
+from streamlearn.stream.position import Gap, OffsetRange, Position, RecordId, TopicPartition
 from streamlearn.stream.record import Record
 
 
@@ -14,7 +14,12 @@ class Source(Protocol):
     Order of calls: `seek` once, then `poll`, `commit` and `lag` in any order from one thread, then `close`.
     """
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         """Go to `position` and return where reading begins; `identity` is the identity when `position` was taken.
 
         - A partition that `position` names begins at its offset. If the log no longer holds that offset and the
@@ -22,6 +27,9 @@ class Source(Protocol):
         - A new partition of a topic that `position` names begins at its earliest record.
         - Any other partition begins where the source's settings say (earliest or latest).
         - What `position` names of topics that are not read is left out. The caller keeps it.
+
+        An operator skips the records in `skipped`. `poll` returns them too, and where it cannot read such an offset, a
+        record without content for each offset up to the end of the range.
 
         Raises:
             OffsetGapError: the log no longer holds a named offset, has never reached it, or is another log of the same

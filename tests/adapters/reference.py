@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from streamlearn.adapters import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig
 
 # Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank.
 

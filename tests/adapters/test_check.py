@@ -6,8 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from streamlearn.adapters import HeadLoraConfig, activated_parameters, check, linear_shapes
-from streamlearn.adapters.check import decoder_targets, targets
+from streamlearn.adapters.presets import (
+    HeadLoraConfig,
+    activated_parameters,
+    check,
+    decoder_targets,
+    linear_shapes,
+    targets,
+)
 from streamlearn.errors import ConfigError
 
 SHAPES = {"model.layers.0.mlp.gate_proj": (256, 640), "model.layers.0.mlp.up_proj": (256, 640)} | {

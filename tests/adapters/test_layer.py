@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear, routing
+from streamlearn.adapters import layer as routing
 from streamlearn.adapters.context import RoutingContextHolder
+from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.presets import HeadLoraConfig
 from tests.adapters import reference
 
 MH_MOE = HeadLoraConfig(num_heads=4, num_experts=3, top_k=1)

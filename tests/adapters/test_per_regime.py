@@ -11,9 +11,9 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from streamlearn.adapters import HeadLoraConfig, HeadLoraLinear
 from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingContextHolder, Sequences, routing_context
-from streamlearn.adapters.presets import regime_adapter
+from streamlearn.adapters.layer import HeadLoraLinear
+from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.tuner import add_regime, attach, delete_adapter
 from streamlearn.backbone.load import load, outline
 from streamlearn.errors import ConfigError

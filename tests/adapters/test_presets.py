@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from peft import PeftConfig
 
-from streamlearn.adapters import HeadLoraConfig, activated_parameters, objective, resolve
+from streamlearn.adapters.presets import HeadLoraConfig, activated_parameters, objective, resolve
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings, Settings
 

@@ -16,7 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from streamlearn.adapters import PRESETS, HeadLoraConfig, attach, banks, resolve
+from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
+from streamlearn.adapters.tuner import attach, banks
 from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 from tests.variants import variants

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from streamlearn.adapters import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import attention
 from streamlearn.backbone.attention import Records, packed_attention

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from streamlearn.adapters.check import linear_shapes
+from streamlearn.adapters.presets import linear_shapes
 from streamlearn.backbone.checks import plain_head
 from streamlearn.backbone.load import load, outline
 from streamlearn.backbone.quantization import BLOCK, KINDS, Int8Linear, Nf4Linear, QuantizedLinear

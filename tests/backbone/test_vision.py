@@ -12,7 +12,7 @@ from PIL import Image
 from streamlearn.adapters.context import NO_REGIME
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import attach
-from streamlearn.backbone.load import Backbone, load, outline
+from streamlearn.backbone.load import Backbone, load, load_preprocessing, outline
 from streamlearn.errors import Reason, RecordError
 from streamlearn.learner.evaluate import prompt_of, run_to_end, score
 from streamlearn.learner.generate import decode
@@ -203,6 +203,19 @@ def test_a_prompt_is_the_beginning_of_an_example(backbone: Backbone) -> None:
         assert np.array_equal(request.positions, own.positions)
 
 
+def test_records_are_decoded_without_the_weights(folder: Path, backbone: Backbone) -> None:
+    """To the same tokens, inputs and positions."""
+    settings = BackboneSettings(model=str(folder))
+    loaded = load_preprocessing(settings, outline(settings))
+    decoder = Decoder(loaded.tokenizer, StreamSettings(), loaded.vocab_size, (), loaded.vision, loaded.template)
+    assert loaded.vocab_size == backbone.vocab_size
+    for own, other in zip(examples_of(decoder), examples_of(decoder_of(backbone)), strict=True):
+        assert np.array_equal(own.input_ids, other.input_ids)
+        assert np.array_equal(own.labels, other.labels)
+        positions = [[] if example.positions is None else example.positions.tolist() for example in (own, other)]
+        assert positions[0] == positions[1]
+
+
 def test_an_example_is_restored_from_its_bytes(backbone: Backbone) -> None:
     """Tokens, labels and image files, as a snapshot keeps them, are sufficient."""
     decoder = decoder_of(backbone)
@@ -224,7 +237,7 @@ def test_an_unusable_record_is_refused(backbone: Backbone) -> None:
     cases: list[tuple[dict[str, Any], Reason, str]] = [
         ({"prompt": "a <image> b <image>", "completion": "c"}, Reason.BAD_FORM, "once for each of 1 images"),
         ({"text": "a"}, Reason.BAD_FORM, "image requires"),
-        ({"prompt": "a", "completion": "c", "image": []}, Reason.TOO_LARGE, "1 to 8 images"),
+        ({"prompt": "a", "completion": "c", "image": ["!"] * 9}, Reason.TOO_LARGE, "at most 8 images"),
         ({"prompt": "a", "completion": "c", "image": "!"}, Reason.BAD_IMAGE, "base64"),
         ({"prompt": "a", "completion": "c", "image": "https://a/b.png"}, Reason.BAD_IMAGE, "never downloaded"),
         ({"prompt": "a", "completion": "c", "image": 3}, Reason.BAD_TYPE, "a number"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from streamlearn.adapters import routing
+from streamlearn.adapters import layer as routing
 from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.baselines.balance_stages import (
@@ -336,7 +336,7 @@ def test_the_preset_trains_attention_in_stage_two_only(make_learner: MakeLearner
         }
         moved.append(different)
     learner.hooks.enter(0)
-    assert hooks_of(learner).stages == Stages(hooks_of(learner)._settings, 0), "a shift starts them again"
+    assert hooks_of(learner).stages == Stages(hooks_of(learner)._settings.learner, 0), "a shift starts them again"
     assert moved == [{"gate_proj", "up_proj", "down_proj"}, {"q_proj", "k_proj", "v_proj", "o_proj"}, moved[0]]
 
 

@@ -62,36 +62,6 @@ def test_equals_the_sums_of_the_equations() -> None:
     assert clamped  # some omega are negative
 
 
-def test_the_rank_invariant_form_equals_its_equation() -> None:
-    """One number per column of an expert, from means over its rank; a router has eq. 7."""
-    steps = path()
-    integral = walk(steps)[0]
-    found, state = integral.rank_invariant(XI), integral.state()
-    for name in ("A", "B"):
-        displacement = steps[-1][0][name] - steps[0][0][name]
-        H, K, R, S = SHAPES[name]
-        for h, k, s in ((h, k, s) for h in range(H) for k in range(K) for s in range(S)):
-            omega = sum(state[f"{name}.omega"][h, k, r, s] for r in range(R)) / R
-            energy = sum(displacement[h, k, r, s] ** 2 for r in range(R)) / R
-            expected = torch.as_tensor(omega / (energy + XI)).clamp_min(0.0)
-            torch.testing.assert_close(found[name][h, k, :, s], expected.expand(R))
-    torch.testing.assert_close(found["router"], integral.importance(XI)["router"])
-
-
-def test_a_rotation_of_the_rank_changes_the_plain_form_only() -> None:
-    """The same function trained along the same path in rotated coordinates has the same invariant importance."""
-    Q_RR, _ = torch.linalg.qr(numbers(4, 4, seed=5))
-
-    def rotated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: Q_RR @ value if name != "router" else value for name, value in tensors.items()}
-
-    integral = walk(path())[0]
-    rotated_integral = walk([(rotated(values), rotated(gradients)) for values, gradients in path()])[0]
-    for name, expected in integral.rank_invariant(XI).items():
-        torch.testing.assert_close(rotated_integral.rank_invariant(XI)[name], expected)
-    assert not torch.allclose(rotated_integral.importance(XI)["A"], integral.importance(XI)["A"])
-
-
 def test_a_parameter_without_gradient_is_not_important() -> None:
     """A change that no gradient caused adds nothing."""
     parameters = {"a": torch.zeros(3), "b": torch.zeros(3)}

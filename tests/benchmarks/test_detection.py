@@ -7,21 +7,15 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from rich.console import Console
 
-from benchmarks import abstain, detect, mixtures
+from benchmarks import assignment, detect
 from benchmarks.concept import DISTINCT, PASSES, PASSES_AFTER, exchanged, recovery
-from benchmarks.false_alarms import ORDERS, Rate
+from benchmarks.false_alarms import ORDERS, rate
 from benchmarks.regimes import TwoRounds
-from benchmarks.streams import (
-    Assigned,
-    Boundary,
-    Stream,
-    StreamMaker,
-    Task,
-)
+from benchmarks.streams import Assigned, Boundary, Stream, StreamMaker, Task, run_monitor
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import Shift
+from streamlearn.shift.monitor import Monitor
 from tests.shift.streams import stream as synthetic
 
 NUM_TASKS = 6
@@ -46,18 +40,12 @@ def stream(*boundaries: Boundary, records: int = 400, kind: str = "abrupt") -> S
 
 
 def test_a_shift_detects_the_boundary_before_it() -> None:
-    """At the boundary or within reach after it; not before it, and not after the next boundary."""
+    """Within reach and before the next boundary; every other one is a false alarm and lowers precision."""
     first, second = Boundary(101, 1), Boundary(141, 2)
-    found = detect.match(stream(first, second), [shift(1), shift(100), shift(140), shift(160)])
-    assert found[first].declared_at == 140
-    assert found[second].declared_at == 160
-
-
-def test_a_late_shift_is_a_false_alarm() -> None:
-    """It detects no boundary and lowers precision."""
+    hits = detect.match(stream(first, second), [shift(1), shift(100), shift(140), shift(160)])
+    assert (hits[first].declared_at, hits[second].declared_at) == (140, 160)
     tally = detect.Tally()
-    late = 101 + detect.WITHIN
-    tally.add(stream(Boundary(101, 1)), Assigned([shift(1), shift(late)], [0] * 400, 1.0), None, [])
+    tally.add(stream(first), Assigned([shift(1), shift(101 + detect.WITHIN)], [0] * 400, 1.0))
     metrics = tally.metrics()
     assert (metrics["recall"], metrics["precision"]) == (0.0, 0.0)
     assert metrics["false_alarms_per_10k"] == pytest.approx(25.0)
@@ -71,94 +59,55 @@ def test_a_recurrence_must_be_assigned_to_its_own_regime() -> None:
     slots = [0] * 100 + [1] * 100 + [2] * 100
     for slot, recognized in ((0, 1), (2, 0)):
         tally = detect.Tally()
-        found = Assigned([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0)
-        tally.add(recurring, found, None, [])
-        assert (tally.returns, tally.recognized, tally.novelties, tally.declared_new) == (1, recognized, 1, 1)
+        tally.add(recurring, Assigned([shift(1), shift(105), shift(205, slot=slot, known=True)], slots, 1.0))
+        assert (tally.returns, tally.recognized) == (1, recognized)
         assert tally.assigned == 200
 
 
-def test_streams_are_a_function_of_the_seed(tasks: list[Task]) -> None:
-    """Other seeds make other streams."""
-    one, same, other = (StreamMaker(tasks, seed, stationary_records=300).all("bare") for seed in (0, 0, 1))
-    assert one == same
-    assert one != other
-
-
 def test_the_default_detector_finds_what_the_streams_hold(tasks: list[Task]) -> None:
-    """On tasks that hardly share a token it detects every boundary."""
-    run = detect.detectors(ShiftSettings())["default"]
+    """On tasks that hardly share a token it detects every boundary; a detector that never declares, none."""
+    maker = StreamMaker(tasks, 0, stationary_records=300)
     kinds = ("abrupt", "recurring", "stationary", "autocorrelated")
-    streams = [one for one in StreamMaker(tasks, 0, stationary_records=300).all("bare") if one.kind in kinds]
-    metrics = detect.metrics([(one, *run(one, tasks)) for one in streams], tasks)
-    assert metrics["recall"] == 1.0
-    assert metrics["precision"] == 1.0
+    streams = [made for made in maker.all("bare") if made.kind in kinds]
+    assert streams[0] == StreamMaker(tasks, 0, stationary_records=300).all("bare")[0]
+    by_name = detect.detectors(ShiftSettings())
+    found, blind = (
+        detect.metrics([(made, by_name[name](made, tasks)) for made in streams]) for name in ("default", "never")
+    )
+    assert (found["recall"], found["precision"], blind["recall"]) == (1.0, 1.0, 0.0)
 
 
-@pytest.mark.long
-def test_runs_on_any_folder_of_task_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole benchmark on four small tasks, as JSON and as a table."""
-    subjects = ["river stone", "engine wheel", "violin string", "pepper salt"]
-    for number, subject in enumerate(subjects):
-        rows = [
-            {
-                "id": str(i),
-                "task": f"task{number}",
-                "definition": f"Say something about a {subject}.",
-                "input": f"{i} {subject} " * (3 + i % 4),
-                "output": subject,
-            }
-            for i in range(40)
-        ]
-        with gzip.open(tmp_path / f"task{number}_x.train.jsonl.gz", "wb") as file:
-            file.write(b"\n".join(orjson.dumps(row) for row in rows))
-    result = detect.measure(tmp_path, seeds=1, quick=True)
-    assert result["default"]["recall"] == 1.0
-    assert set(result["default"]["kinds"]) >= {"abrupt", "abrupt_bare", "interleaved_3_definition", "autocorrelated"}
-    assert result["never"]["recall"] == 0.0
-    assert result["setting"]["tasks"] == 4
-    Console(width=detect.TABLE_WIDTH).print(detect.table(result))
-    assert "window_32" in capsys.readouterr().out
-
-
-RECORDS = np.arange(80)
-
-
-@pytest.mark.parametrize("name", ORDERS)
-def test_every_order_draws_every_record_equally_often(name: str) -> None:
+def test_every_order_draws_every_record_equally_often() -> None:
     """No tenth of the records is drawn 15 % more or less often than it should be."""
-    drawn = ORDERS[name](np.random.default_rng(0), 40_000, RECORDS)
-    tenths = np.bincount(drawn // 8, minlength=10) / 4000
-    assert np.abs(tenths - 1).max() < 0.15
+    for order in ORDERS.values():
+        drawn = order(np.random.default_rng(0), 40_000, np.arange(80))
+        assert np.abs(np.bincount(drawn // 8, minlength=10) / 4000 - 1).max() < 0.15
 
 
 def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
     """Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936)."""
-    shown = Rate(1_000_000, 4).to_json(target=1.0)
+    shown = rate(4, 1_000_000, target=1.0)
     assert (shown["per_million"], shown["interval_95"], shown["exceeds_target"]) == (4.0, [1.09, 10.24], True)
-    assert not Rate(1_000_000, 4).to_json(target=3.0)["exceeds_target"]
-    assert Rate(1_000_000, 0).to_json(target=1.0)["interval_95"] == [0.0, 3.69]
+    assert not rate(4, 1_000_000, target=3.0)["exceeds_target"]
+    assert rate(0, 1_000_000, target=1.0)["interval_95"] == [0.0, 3.69]
 
 
 def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
-    """A regime with two tasks costs both."""
+    """A regime with two tasks costs both. Two synthetic producers are told apart from the first record on."""
     tasks = [0, 0, 0, 0, 1, 1]
-    divided, mixed = (mixtures.metrics(tasks, Assigned([], slots, 1.0)) for slots in ([0, 0, 0, 1, 2, 2], [0] * 6))
+    divided, mixed = (
+        assignment.mixture_metrics(tasks, Assigned([], slots, 1.0)) for slots in ([0, 0, 0, 1, 2, 2], [0] * 6)
+    )
     assert (divided["purity"], divided["assignment"]) == (1.0, 5 / 6)
     assert (mixed["purity"], mixed["assignment"]) == (4 / 6, 4 / 6)
-
-
-def test_the_slots_are_those_of_the_monitor() -> None:
-    """Two synthetic producers are told apart from the first record on."""
-    order = mixtures.turns(np.random.default_rng(0), 2, 1, 200)
-    found = mixtures.metrics(order.tolist(), mixtures.assign(synthetic(order.tolist())))
-    assert found["regimes"] == 2
-    assert found["purity"] > 0.95
-    assert found["us_per_record"] > 0
+    order = assignment.turns(np.random.default_rng(0), 2, 1, 200)
+    assigned = run_monitor(Monitor(ShiftSettings(), seed=0), synthetic(order))
+    assert assignment.mixture_metrics(order, assigned)["purity"] > 0.95
 
 
 def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task]) -> None:
     """And unknown ones those of all others; synthetic tasks are told apart."""
-    outcome = abstain.run(tasks, [0, 3], "bare", np.random.default_rng(0))
+    outcome = assignment.classify(tasks, [0, 3], "bare", np.random.default_rng(0))
     assert (len(outcome.known), len(outcome.unknown)) == (60, 2 * (NUM_TASKS - 2))
     metrics = outcome.metrics(0.01)
     assert metrics["auroc"] > 0.99

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.speed import RATIOS, ratios
 from benchmarks.speed_arms import ARMS, SpeedArm, build_arm, lora_as_large_as
-from streamlearn.adapters import activated_parameters, resolve
+from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.backbone.load import load, outline
 from streamlearn.settings import AdapterSettings, BackboneSettings
 from streamlearn.stream.record import Batch

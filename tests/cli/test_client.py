@@ -20,7 +20,7 @@ from streamlearn.controls import Control
 from streamlearn.errors import ConfigError, SourceError, UsageError
 from streamlearn.http.guards import obtain_token
 from streamlearn.settings import Settings
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 from tests.cli.conftest import Answering, whole
 from tests.serve.doubles import SETTINGS, TOKEN, Daemon
 

@@ -11,7 +11,7 @@ from streamlearn.events import Event
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings
 from streamlearn.status import Status
-from streamlearn.stream.position import Position, TopicPartition
+from streamlearn.stream.position import OffsetRange, Position, TopicPartition
 from streamlearn.stream.record import Batch, Record
 from tests.daemon.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
 from tests.memory import MemorySource, records_from
@@ -40,11 +40,16 @@ class Topics(MemorySource):
         """An id of each topic that is read."""
         return self._ids
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         """Begin as `starting_offsets` says; the first time, more records are produced then."""
         begins, ends = dict.fromkeys(self._ends, 0), dict(self._ends)
         starts = starting_offsets(position, begins, ends, "latest" if self._offset_start == "latest" else "earliest")
-        super().seek(Position(starts), identity)
+        super().seek(Position(starts), identity, skipped)
         if not self.seeks:
             self.append(*self._produced)
         self.seeks += 1

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from streamlearn.daemon.build import Components, decoding_thread
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.settings import Settings
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 from tests.daemon.test_daemon import backbone, make, records
 
 __all__ = ["backbone", "make"]

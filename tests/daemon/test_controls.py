@@ -9,7 +9,7 @@ import orjson
 import pytest
 from torch import Tensor
 
-import streamlearn.daemon.loop as daemon_module
+import streamlearn.daemon.checkpoint as daemon_module
 from connectors.dead_letters import FileDeadLetters
 from streamlearn.controls import Control, ControlFile, Requester, StateControls
 from streamlearn.daemon.build import Components

@@ -25,7 +25,7 @@ from streamlearn.settings import Settings, SourceSettings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Board, Clock, Phase, Status
-from streamlearn.stream.position import Gap, Position
+from streamlearn.stream.position import Gap, OffsetRange, Position
 from streamlearn.stream.record import Batch, Record
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
@@ -234,7 +234,12 @@ class Expiring(JsonlSource):
     identity: Mapping[str, str] = {"stream.jsonl": "7f"}
     remembered: ClassVar[list[Mapping[str, str] | None]] = []
 
-    def seek(self, position: Position, identity: Mapping[str, str] | None = None) -> Position:
+    def seek(
+        self,
+        position: Position,
+        identity: Mapping[str, str] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+    ) -> Position:
         self.remembered.append(identity)
         return super().seek(Position({self._origin: max(self.begins, position.get(self._origin, 0))}))
 

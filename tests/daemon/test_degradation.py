@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-import streamlearn.daemon.loop as daemon_module
+import streamlearn.daemon.checkpoint as daemon_module
 from connectors.dead_letters import FileDeadLetters
 from streamlearn.daemon.process import Degradation
 from streamlearn.errors import DeadLetterError, SnapshotError

@@ -8,7 +8,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-import streamlearn.daemon.loop as daemon_module
+import streamlearn.daemon.checkpoint as daemon_module
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import SnapshotError

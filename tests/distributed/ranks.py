@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from streamlearn.adapters.context import NO_REGIME, Slot
-from streamlearn.distributed.channel import Channel, find_rank
+from streamlearn.distributed import find_rank
+from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamlearn.distributed import share
-from streamlearn.distributed.channel import Kind, ProcessRank, RankMessage
+from streamlearn.distributed import ProcessRank, share
+from streamlearn.distributed.channel import Kind, RankMessage
 from streamlearn.distributed.processes import Leader
 from streamlearn.errors import RankLostError
 from streamlearn.stream.record import Example

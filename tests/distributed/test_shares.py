@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamlearn.distributed.channel import ProcessRank, find_rank
+from streamlearn.distributed import ProcessRank, find_rank
 from streamlearn.distributed.share import shares
 from streamlearn.errors import ConfigError
 

@@ -11,7 +11,7 @@ import yaml
 
 from streamlearn.errors import ConfigError, StateLockedError
 from streamlearn.learner.learner import Learner
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import STOP_S, DaemonProcess, ForkedDaemon
 from tests.forked import ForkedProcess, run_command

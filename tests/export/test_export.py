@@ -67,8 +67,8 @@ def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], di
             with torch.no_grad(), routing_context(learner.model, packed.context()):
                 return packed_logits(learner.model.get_base_model(), packed)
 
-        tokens = {str(i): torch.from_numpy(each.input_ids.astype(np.int64)) for i, each in enumerate(examples)}
-        return tokens, {str(i): logits(each) for i, each in enumerate(examples)}
+        tokens = {str(i): torch.from_numpy(example.input_ids.astype(np.int64)) for i, example in enumerate(examples)}
+        return tokens, {str(i): logits(example) for i, example in enumerate(examples)}
 
 
 def stock_logits(
@@ -97,19 +97,19 @@ def learned(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Setting
 def test_stock_peft_computes_what_the_daemon_computes(learned: Settings, backbone: Path, tmp_path: Path) -> None:
     """Every regime of three, on its hold-out records, to 1e-5, and not what the others compute."""
     exported = written(learned, tmp_path / "out")
-    assert [each.name for each in exported] == ["regime-1", "regime-2", "regime-3"]
-    assert {each.fidelity for each in exported} == {"exact"}
+    assert [regime.name for regime in exported] == ["regime-1", "regime-2", "regime-3"]
+    assert {regime.fidelity for regime in exported} == {"exact"}
     every = [daemons_logits(learned, slot) for slot in range(3)]
     tokens = {f"{slot} {name}": ids for slot, (ids_by_name, _) in enumerate(every) for name, ids in ids_by_name.items()}
-    found = stock_logits(backbone, [tmp_path / "out" / each.name for each in exported], tokens, tmp_path)
-    for slot, each in enumerate(exported):
+    found = stock_logits(backbone, [tmp_path / "out" / regime.name for regime in exported], tokens, tmp_path)
+    for slot, regime in enumerate(exported):
         expected = {f"{slot} {name}": logits for name, logits in every[slot][1].items()}
         assert_same(expected, found[slot])
         with pytest.raises(AssertionError):
             assert_same(expected, found[slot - 1])
-        assert each.losses is not None
-        assert each.losses.exported < each.losses.backbone - 0.1
-        assert each.losses.exported == pytest.approx(each.losses.daemon, abs=1e-5)
+        assert regime.losses is not None
+        assert regime.losses.exported < regime.losses.backbone - 0.1
+        assert regime.losses.exported == pytest.approx(regime.losses.daemon, abs=1e-5)
 
 
 def test_beside_a_quantized_backbone_the_export_is_still_exact(
@@ -122,74 +122,38 @@ def test_beside_a_quantized_backbone_the_export_is_still_exact(
     assert exported.losses.exported == pytest.approx(exported.losses.daemon, abs=1e-5)
 
 
-@pytest.mark.long
-def test_layers_without_an_adapter_get_none(make: Callable[..., Settings], backbone: Path, tmp_path: Path) -> None:
-    settings = make(stream("animals"), adapter={"first_layer": 1})
-    run(settings)
-    written(settings, tmp_path / "out")
-    folder = tmp_path / "out" / "regime-1"
-    assert {name.split(".")[4] for name in load_file(folder / formats.WEIGHTS)} == {"1"}
-    tokens, expected = daemons_logits(settings, 0)
-    assert_same(expected, stock_logits(backbone, [folder], tokens, tmp_path)[0])
-
-
-def test_one_adapter_for_all_regimes_is_one_folder(
-    make: Callable[..., Settings], backbone: Path, tmp_path: Path
-) -> None:
+def test_one_adapter_for_all_regimes_is_one_folder(make: Callable[..., Settings], tmp_path: Path) -> None:
     settings = make(stream("animals", "sums"), adapter={"preset": "lora", "num_heads": None})
     run(settings)
     with pytest.raises(UsageError, match="--regime: all regimes share one adapter here; use --all"):
         written(settings, tmp_path / "out", regimes=[1])
     (exported,) = written(settings, tmp_path / "out")
     assert (exported.name, exported.rank, exported.visits) == ("all-regimes", 20, 2)
-    tokens, expected = daemons_logits(settings, 1)
-    assert_same(expected, stock_logits(backbone, [tmp_path / "out" / "all-regimes"], tokens, tmp_path)[0])
+    assert exported.losses is not None
+    assert exported.losses.exported == pytest.approx(exported.losses.daemon, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("preset", "heads", "differs"),
-    [
-        ("streamlearn-routed", 4, True),
-        ("mh-moe", 4, True),
-        ("cp-moe", 1, True),
-        ("loramoe", 1, True),
-        ("mot", 1, False),  # it gives every sequence of the regime to the same experts
-    ],
-)
 def test_where_tokens_choose_nothing_is_written_unless_asked_for(
-    make: Callable[..., Settings], tmp_path: Path, preset: str, heads: int, differs: bool
+    make: Callable[..., Settings], backbone: Path, tmp_path: Path
 ) -> None:
-    """The refusal says what would be lost, and the approximation costs just that."""
-    settings = make(stream("animals", "sums"), adapter={"preset": preset, "num_heads": heads})
+    """The card has the losses of the files in stock PEFT, not of the daemon's experts."""
+    settings = make(stream("animals", "sums"), adapter={"preset": "mh-moe", "num_heads": 4})
     run(settings)
     out = tmp_path / "out"
-    with pytest.raises(
-        UsageError, match=r"regime 2: tokens choose among \d experts per head.*--approximate"
-    ) as refusal:
+    with pytest.raises(UsageError, match=r"regime 2: tokens choose among \d experts per head.*--approximate"):
         written(settings, out, regimes=[2])
     assert not out.exists()
     (exported,) = written(settings, out, regimes=[2], approximate=True)
     assert exported.fidelity.startswith("approximate")
     assert exported.losses is not None
-    assert f"loss of {exported.losses.exported:.4f}" in str(refusal.value)
-    assert (abs(exported.losses.exported - exported.losses.daemon) > 1e-7) == differs
+    assert abs(exported.losses.exported - exported.losses.daemon) > 1e-7
     assert f"| this export | {exported.losses.exported:.4f} |" in (out / "regime-2" / "README.md").read_text()
-
-
-def test_an_approximation_scores_as_its_losses_say_in_stock_peft(
-    make: Callable[..., Settings], backbone: Path, tmp_path: Path
-) -> None:
-    """The losses are those of the files, not of the daemon's experts."""
-    settings = make(stream("animals", "sums"), adapter={"preset": "mh-moe", "num_heads": 4})
-    run(settings)
-    (exported,) = written(settings, tmp_path / "out", regimes=[2], approximate=True)
     tokens, expected = daemons_logits(settings, 1)
-    (stock,) = stock_logits(backbone, [tmp_path / "out" / "regime-2"], tokens, tmp_path)
+    (stock,) = stock_logits(backbone, [out / "regime-2"], tokens, tmp_path)
     losses = [
         cross_entropy(stock[name][-1 - len(logits_LV) : -1], tokens[name][-len(logits_LV) :], reduction="sum")
         for name, logits_LV in expected.items()
     ]
-    assert exported.losses is not None
     assert float(sum(losses)) / exported.losses.tokens == pytest.approx(exported.losses.exported, abs=1e-5)
 
 
@@ -217,13 +181,12 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_refused() -> None:
         formats.check_gguf(SimpleNamespace(model_type="unheard-of"))
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_transformers_reads_queries_and_keys_back_in_its_own_order(heads: int) -> None:
+def test_transformers_reads_queries_and_keys_back_in_its_own_order() -> None:
     """It undoes the exchange of rows when it loads a GGUF of a Llama."""
     B_ON = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
-    paired = formats._paired(B_ON, heads)
+    paired = formats._paired(B_ON, 4)
     assert not np.array_equal(paired, B_ON)
-    restored = LlamaTensorProcessor()._reverse_permute_weights(paired, heads, heads)
+    restored = LlamaTensorProcessor()._reverse_permute_weights(paired, 4, 4)
     np.testing.assert_array_equal(restored, B_ON)
 
 

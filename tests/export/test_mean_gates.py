@@ -5,7 +5,7 @@ import torch
 from streamlearn.adapters.presets import resolve
 from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import load, outline
-from streamlearn.export.lora import mean_gates, plain_lora, with_mean_gates
+from streamlearn.export.lora import mean_gates, plain_lora
 from streamlearn.learner.learner import Learner
 from streamlearn.settings import AdapterSettings, BackboneSettings, LearnerSettings
 from tests.doubles import random_examples
@@ -24,5 +24,4 @@ def test_experts_of_a_vision_tower_have_equal_gates_without_images() -> None:
     for linear, gate_HK in gates.items():
         torch.testing.assert_close(gate_HK.sum(1), torch.ones(config.num_heads))
         assert bool((gate_HK == 1 / config.num_experts).all()) == (linear in vision)
-    weights = learner.weights(SHARED)
-    assert set(plain_lora(*with_mean_gates(weights, config, gates)).layers) == {bank.linear for bank in learner.banks}
+    assert set(plain_lora(learner.weights(SHARED), config, gates).layers) == {bank.linear for bank in learner.banks}

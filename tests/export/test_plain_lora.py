@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.export.lora import plain_lora, with_mean_gates
+from streamlearn.export.lora import plain_lora
 
 LINEAR = "model.layers.0.mlp.up_proj"
 IN, OUT = 24, 10
@@ -53,7 +53,7 @@ def test_mean_gates_weigh_the_experts() -> None:
     config = HeadLoraConfig(r=2, alpha=5.0, num_heads=3, num_experts=4, top_k=2)
     weights, x_D = weights_of(config), torch.randn(IN, generator=torch.Generator().manual_seed(1))
     gate_HK = torch.rand(3, 4, generator=torch.Generator().manual_seed(2))
-    lora = plain_lora(*with_mean_gates(weights, config, {LINEAR: gate_HK}))
+    lora = plain_lora(weights, config, {LINEAR: gate_HK})
     matrices = lora.layers[LINEAR]
     assert lora.rank == 3 * 4 * 2
     expected = looped(weights, config, x_D, gate_HK)

@@ -14,7 +14,7 @@ from streamlearn.gateway import upstreams as upstreams_module
 from streamlearn.gateway.app import create_app
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.settings import GatewaySettings
-from tests.gateway.sample_publication import nano_tokenizer, sample_records
+from tests.gateway.sample_publication import nano_decoder, sample_records
 from tests.gateway.stub_upstream import StubUpstream
 
 UNKNOWN_PROMPTS = (
@@ -43,7 +43,7 @@ def gateway(
     with (
         patch.object(upstreams_module, "POLL_S", 0.05),
         patch.object(publication, "INTERVAL_S", 0.05),
-        patch.object(publication, "load_tokenizer", lambda _: nano_tokenizer()),
+        patch.object(publication, "read_decoder", lambda _: nano_decoder()),
         server,
         httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client,
     ):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measuring import SAMPLE
 from streamlearn.codec import from_arrays, to_arrays
+from streamlearn.gateway.publication import read_decoder
 from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer, routing_bytes
 from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift.monitor import Monitor, MonitorState
@@ -39,10 +40,15 @@ def nano_tokenizer() -> Any:
 
 
 @cache
+def nano_decoder() -> Decoder:
+    """The gateway's, with the bundled tokenizer."""
+    return read_decoder(NANO)
+
+
+@cache
 def sample_state() -> Arrays:
     """The routing state after the bundled records; takes a second."""
-    tokenizer = nano_tokenizer()
-    decoder = Decoder(tokenizer, StreamSettings(), len(tokenizer))
+    decoder = Decoder(nano_tokenizer(), StreamSettings(), len(nano_tokenizer()))
     monitor = Monitor(ShiftSettings(), seed=0)
     for record in sample_records():
         monitor.update(Batch((), (decoder.decode_value(record),)))

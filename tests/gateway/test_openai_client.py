@@ -19,7 +19,7 @@ def official(client: httpx2.Client) -> Iterator[OpenAI]:
 
 
 def test_it_lists_models(official: OpenAI) -> None:
-    assert [each.id for each in official.models.list()][:2] == ["streamlearn", "nano"]
+    assert [model.id for model in official.models.list()][:2] == ["streamlearn", "nano"]
     assert official.models.retrieve("streamlearn-regime-1").owned_by == "streamlearn"
 
 
@@ -38,8 +38,8 @@ def test_it_reads_the_routing_from_the_headers(official: OpenAI) -> None:
 
 def test_it_streams(official: OpenAI) -> None:
     chunks = [*official.chat.completions.create(model="nano", messages=[{"role": "user", "content": "a"}], stream=True)]
-    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "one two three"
-    assert {each.model for each in chunks} == {"nano"}
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+    assert {chunk.model for chunk in chunks} == {"nano"}
 
 
 def test_it_raises_its_own_errors(official: OpenAI, upstreams: list[StubUpstream]) -> None:
@@ -49,7 +49,7 @@ def test_it_raises_its_own_errors(official: OpenAI, upstreams: list[StubUpstream
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(BadRequestError):
         official.completions.create(model="streamlearn", prompt="")
-    for each in upstreams:
-        each.script.append("break")
+    for upstream in upstreams:
+        upstream.script.append("break")
     with pytest.raises(APIError, match="broke the stream off"):
         list(official.completions.create(model="nano", prompt="a", stream=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from streamlearn.gateway.publication import PublishedFolder
+from streamlearn.gateway.publication import LoadedPublication
 from tests.gateway.stub_upstream import StubUpstream, free_port
 
 from .kit import CHAT, ask, prompts_of_each_task, wait_until
@@ -47,17 +47,17 @@ def answers(process: "subprocess.Popen[bytes]", url: str) -> bool:
 
 def test_it_routes_without_torch_and_sigterm_ends_it(published: Path, upstreams: list[StubUpstream]) -> None:
     """Prompts and conversations have the scores that they have with torch. Requests in flight are answered."""
-    router = PublishedFolder(published).load().router
+    loaded = LoadedPublication.read(published)
     with (
         started(published, upstreams[0]) as (process, url),
         httpx2.Client(base_url=url) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         for prompt in prompts_of_each_task():
-            assert ask(client, prompt).headers["x-streamlearn-score"] == repr(router.route(prompt).score)
+            assert ask(client, prompt).headers["x-streamlearn-score"] == repr(loaded.route(prompt).score)
             messages = [{"role": "user", "content": prompt}]
             answer = client.post(CHAT, json={"model": "streamlearn", "messages": messages})
-            assert answer.headers["x-streamlearn-score"] == repr(router.route(tuple(messages)).score)
+            assert answer.headers["x-streamlearn-score"] == repr(loaded.route(tuple(messages)).score)
         num_answered = len(upstreams[0].answered)
         upstreams[0].script.append("slow")
         waiting = pool.submit(ask, client, "a", model="nano")

@@ -1,6 +1,5 @@
 """A published folder: what is read, how it routes, and under which names."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,15 @@ from transformers import AutoTokenizer
 
 from streamlearn.codec import to_arrays
 from streamlearn.errors import PublicationError
-from streamlearn.gateway.publication import (
-    ModelNames,
-    Prompt,
-    PublishedFolder,
-    Router,
-    Target,
-    decoder_of,
-)
+from streamlearn.gateway.publication import LoadedPublication, Prompt, Target, version_of
 from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
-from streamlearn.publish.publication import load_tokenizer
-from streamlearn.settings import Settings
+from streamlearn.publish.publication import FILE, load_tokenizer
+from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.monitor import MonitorState
+from streamlearn.stream.decode import Decoder
 from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
 from tests.gateway.sample_publication import NANO, publish_sample, sample_records
@@ -32,49 +25,22 @@ from tests.gateway.sample_publication import NANO, publish_sample, sample_record
 from .kit import UNKNOWN_PROMPTS, prompts_of_each_task
 
 
-def test_the_tokenizer_is_read_again_only_when_its_files_change(published: Path) -> None:
-    """It takes longer than everything else."""
-    folder = PublishedFolder(published)
-    first = folder.load().router._decoder
-    publish_sample(published, 200, sequence=2)
-    assert folder.load().router._decoder is first
-    (published / "tokenizer" / "tokenizer.json").touch()
-    assert folder.load().router._decoder is not first
-
-
 def test_a_new_publication_is_a_new_version(published: Path) -> None:
     """Also one of the same size, within the resolution of a clock: every publication is a new file."""
-    folder = PublishedFolder(published)
-    before = folder.version()
+    before = version_of(published / FILE)
     publish_sample(published, 184)
-    assert folder.version() != before
-    shutil.rmtree(published)
-    assert folder.version() is None
+    assert before != version_of(published / FILE) is not None
+    assert version_of(published / "missing") is None
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_damaged_tokenizer_is_an_error_with_its_folder(published: Path, name: str) -> None:
     (published / "tokenizer" / name).write_text("{")
     with pytest.raises(PublicationError, match="tokenizer: the tokenizer cannot be read"):
-        PublishedFolder(published).load()
-
-
-def test_regimes_of_another_state_are_refused(published: Path) -> None:
-    """A publication whose slots mean other regimes would answer under wrong names."""
-    publication = PublishedFolder(published).load().publication
-    first, second, third = publication.regimes
-    swapped = (first.model_copy(update={"slot": 1}), second.model_copy(update={"slot": 0}), third)
-    publication.model_copy(update={"regimes": swapped}).write(published)
-    with pytest.raises(PublicationError, match="expected the regimes of the publication"):
-        PublishedFolder(published).load()
+        LoadedPublication.read(published)
 
 
 PER_TASK = 24
-
-
-def published_router(folder: Path, **options: Any) -> Router:
-    publish_sample(folder, **options)
-    return PublishedFolder(folder).load().router
 
 
 def learned(folder: Path) -> Settings:
@@ -103,11 +69,11 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
     Some seconds: a daemon learns, and routes as of what it has trained on.
     """
     prompts: list[Prompt] = [*(record["prompt"] for record in sample_records()), *UNKNOWN_PROMPTS]
-    chats: list[Prompt] = [({"role": "user", "content": each},) for each in prompts[::4]]
+    chats: list[Prompt] = [({"role": "user", "content": prompt},) for prompt in prompts[::4]]
     with opened(learned(tmp_path)) as components:
         daemon_of(components).run()
         adaptation, settings = components.adaptation, components.settings
-        inputs = [*(PromptInput(str(each), None) for each in prompts), *(PromptInput(None, each) for each in chats)]  # type: ignore[arg-type]
+        inputs = [*(PromptInput(str(prompt), None) for prompt in prompts), *(PromptInput(None, chat) for chat in chats)]  # type: ignore[arg-type]
         result = run_to_end(route(RouteJob((*inputs,)), components.learner, components.decoder, adaptation.route))
         publish_sample(
             tmp_path / "published",
@@ -115,14 +81,12 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
             seed=settings.seed,
             max_known_rejected=settings.serve.max_known_rejected,
         )
-    router = PublishedFolder(tmp_path / "published").load().router
-    known = {each.regime for each in result.routes if each.known}
-    assert len(known) > 1
-    assert not all(each.known for each in result.routes)
+    loaded = LoadedPublication.read(tmp_path / "published")
+    assert len({answer.regime for answer in result.routes if answer.known}) > 1
+    assert not all(answer.known for answer in result.routes)
     for theirs, prompt in zip(result.routes, [*prompts, *chats], strict=True):
-        ours = router.route(prompt)
-        assert ours.score == theirs.score
-        assert (ours.regime.number if ours.regime else None) == (theirs.regime if theirs.known else None)
+        ours = loaded.route(prompt)
+        assert (ours.score, ours.regime) == (theirs.score, theirs.regime if theirs.known else None)
 
 
 @pytest.mark.parametrize(
@@ -138,27 +102,28 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
 )
 def test_a_conversation_has_the_daemons_tokens(published: Path, messages: list[dict[str, str]]) -> None:
     """The published tokenizer renders and encodes as the backbone's own, found by its model's type, does."""
-    router = PublishedFolder(published).load().router
-    own = decoder_of(AutoTokenizer.from_pretrained(NANO, local_files_only=True))
-    assert router._encode(tuple(messages)).tolist() == own.prompt(messages).ids
+    loaded = LoadedPublication.read(published)
+    tokenizer = AutoTokenizer.from_pretrained(NANO, local_files_only=True)
+    own = Decoder(tokenizer, StreamSettings(), len(tokenizer))
+    assert loaded.encode(tuple(messages)).tolist() == own.prompt(messages).ids
 
 
 def test_token_ids_are_routed_like_the_text_that_they_encode(published: Path) -> None:
-    router = PublishedFolder(published).load().router
+    loaded = LoadedPublication.read(published)
     for prompt in (*prompts_of_each_task(), *UNKNOWN_PROMPTS):
-        assert router.route(tuple(router._encode(prompt).tolist())) == router.route(prompt)
+        assert loaded.route(tuple(loaded.encode(prompt).tolist())) == loaded.route(prompt)
 
 
 def test_before_the_first_record_nothing_is_known(tmp_path: Path) -> None:
     """An empty publication sends everything to the backbone."""
-    router = published_router(tmp_path, state=to_arrays(MonitorState()))
-    assert router.route("anything") == (None, 0.0)
+    publish_sample(tmp_path, state=to_arrays(MonitorState()))
+    assert LoadedPublication.read(tmp_path).route("anything") == Target("nano", score=0.0)
 
 
 @pytest.mark.parametrize("prompt", ["", ({"role": "nobody", "content": "x"},)])
 def test_a_prompt_that_cannot_be_encoded_is_refused(published: Path, prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        PublishedFolder(published).load().router.route(prompt)
+        LoadedPublication.read(published).route(prompt)
     assert (caught.value.status, caught.value.code) == (400, "unusable_prompt")
 
 
@@ -166,37 +131,34 @@ SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "strea
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> ModelNames:
+def names(tmp_path: Path) -> LoadedPublication:
     """Three regimes; the third has no published version."""
-    return ModelNames(publish_sample(tmp_path, held_back=(3,)))
+    publish_sample(tmp_path, held_back=(3,))
+    return LoadedPublication.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "target"),
-    [
+def test_a_name_has_one_meaning(names: LoadedPublication) -> None:
+    """A version that is published no longer is answered for as long as a server has it."""
+    for model, target in (
         ("nano", Target("nano")),
         ("streamlearn-regime-1", Target("streamlearn-regime-1@184", 1)),
         ("streamlearn-regime-3", Target("nano", 3)),
         ("streamlearn-regime-2@184", Target("streamlearn-regime-2@184", 2)),
         ("streamlearn-regime-2@100", Target("streamlearn-regime-2@100", 2)),
-    ],
-)
-def test_a_name_has_one_meaning(names: ModelNames, model: str, target: Target) -> None:
-    """A version that is published no longer is answered for as long as a server has it."""
-    assert names.named(model, SERVED) == target
+    ):
+        assert names.named(model, SERVED) == target
 
 
-@pytest.mark.parametrize("model", ["other", "streamlearn-regime-9", "streamlearn-regime-1@1", "streamlearn-regime-x@1"])
-def test_any_other_name_is_unknown(names: ModelNames, model: str) -> None:
+def test_any_other_name_is_unknown(names: LoadedPublication) -> None:
     """Even if a server has a model of that name: it is no model of this gateway."""
-    with pytest.raises(ApiError) as caught:
-        names.named(model, SERVED)
-    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+    for model in ("other", "streamlearn-regime-9", "streamlearn-regime-1@1", "streamlearn-regime-x@1"):
+        with pytest.raises(ApiError) as caught:
+            names.named(model, SERVED)
+        assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
 
 
-def test_the_list_has_every_name_once(names: ModelNames) -> None:
-    listed = [row["id"] for row in names.rows(SERVED)]
-    assert listed == [
+def test_the_list_has_every_name_once(names: LoadedPublication) -> None:
+    assert [row["id"] for row in names.rows(SERVED)] == [
         "streamlearn",
         "nano",
         "streamlearn-regime-1",

@@ -14,7 +14,7 @@ from streamlearn.publish.publication import FILE, Publication
 from tests.gateway.sample_publication import publish_sample, served_models
 from tests.gateway.stub_upstream import StubUpstream
 
-from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
+from .kit import ask, metric, prompts_of_each_task, wait_until
 
 TASKS = 3
 
@@ -26,8 +26,8 @@ def in_use(client: httpx2.Client) -> int:
 
 def load(upstreams: list[StubUpstream], publication: Publication) -> None:
     """What a publisher does before it writes the publication."""
-    for each in upstreams:
-        each.models |= served_models(publication)
+    for upstream in upstreams:
+        upstream.models |= served_models(publication)
 
 
 def name_another_state(folder: Path) -> None:
@@ -54,13 +54,13 @@ def asking(client: httpx2.Client) -> Iterator[list[httpx2.Response]]:
             yield answers
         finally:
             stop.set()
-        for each in workers:
-            each.result()
+        for future in workers:
+            future.result()
 
 
 def publications_of(answers: list[httpx2.Response]) -> set[int]:
     """The publications that the answers so far came from."""
-    return {int(each.headers["x-streamlearn-publication"]) for each in [*answers] if each.status_code == 200}
+    return {int(answer.headers["x-streamlearn-publication"]) for answer in [*answers] if answer.status_code == 200}
 
 
 def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
@@ -71,14 +71,14 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
     with asking(client) as answers:
         wait_until(lambda: bool(answers), "an answer from the first publication")
         for sequence in (2, 3, 4):
-            for each in upstreams:
-                each.models |= {f"streamlearn-regime-{number}@{versions[sequence]}" for number in (1, 2, 3)}
+            for upstream in upstreams:
+                upstream.models |= {f"streamlearn-regime-{number}@{versions[sequence]}" for number in (1, 2, 3)}
             publish_sample(published, versions[sequence], sequence=sequence)
             wait_until(lambda sequence=sequence: sequence in publications_of(answers), "an answer from the publication")  # type: ignore[misc]
             if sequence > 2:  # a publisher unloads the old versions some time after
-                for each in upstreams:
-                    each.models -= {f"streamlearn-regime-{number}@{versions[sequence - 2]}" for number in (1, 2, 3)}
-    assert {each.status_code for each in answers} == {200}
+                for upstream in upstreams:
+                    upstream.models -= {f"streamlearn-regime-{number}@{versions[sequence - 2]}" for number in (1, 2, 3)}
+    assert {answer.status_code for answer in answers} == {200}
     assert publications_of(answers) == {1, 2, 3, 4}
     for answer in answers:
         version = versions[int(answer.headers["x-streamlearn-publication"])]
@@ -104,7 +104,7 @@ def test_a_damaged_publication_changes_nothing(
         assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
         publish_sample(published, 184, sequence=3)
         wait_until(lambda: in_use(client) == 3, "the next publication")
-    [refused] = [each for each in events if each["event"] == "publication_refused"]
+    [refused] = [event for event in events if event["event"] == "publication_refused"]
     assert reason in refused["reason"]
     assert metric(client, "publication_refusals_total") == 1
 
@@ -115,12 +115,12 @@ def test_a_publication_that_no_server_has_waits_while_the_old_one_is_served(
     """Once it is served, it is taken up; never are both in use for one request."""
     with capture_logs() as events:
         publication = publish_sample(published, 200, sequence=2)
-        wait_until(lambda: any(each["event"] == "publication_delayed" for each in events), "the event")
+        wait_until(lambda: any(event["event"] == "publication_delayed" for event in events), "the event")
         assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
         load(upstreams[:1], publication)
         wait_until(lambda: in_use(client) == 2, "the publication")
     assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@200"
-    [delayed] = [each for each in events if each["event"] == "publication_delayed"]
+    [delayed] = [event for event in events if event["event"] == "publication_delayed"]
     assert delayed["not_served"] == [f"streamlearn-regime-{number}@200" for number in (1, 2, 3)]
 
 
@@ -129,8 +129,8 @@ def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
 ) -> None:
     """Then requests for what no server has are 503, and those for the backbone are answered."""
     publish_sample(published, 200, sequence=2)
-    for each in upstreams:
-        each.models.discard("streamlearn-regime-2@184")
+    for upstream in upstreams:
+        upstream.models.discard("streamlearn-regime-2@184")
     wait_until(lambda: in_use(client) == 2, "the publication")
     assert ask(client, prompts_of_each_task()[0]).status_code == 503
     assert ask(client, "a", model="nano").status_code == 200
@@ -143,9 +143,3 @@ def test_a_regime_that_is_held_back_is_answered_by_the_backbone(
     wait_until(lambda: in_use(client) == 2, "the publication")
     answer = ask(client, prompts_of_each_task()[0])
     assert (answer.json()["model"], answer.headers["x-streamlearn-regime"]) == ("nano", "1")
-
-
-def test_a_gateway_that_starts_with_an_unserved_publication_takes_it_up(published: Path) -> None:
-    """There is no other."""
-    with StubUpstream(["nano"]) as upstream, ready_gateway(published, upstream) as client:
-        assert in_use(client) == 1

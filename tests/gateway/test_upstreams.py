@@ -61,12 +61,12 @@ def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstre
 
 def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """Never another version, nor the backbone under its name."""
-    for each in upstreams:
-        each.models.discard("streamlearn-regime-1@184")
+    for upstream in upstreams:
+        upstream.models.discard("streamlearn-regime-1@184")
     wait_until(lambda: metric(client, "upstream_models") == 6, "the poll")
     answer = ask(client, "a", model="streamlearn-regime-1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert all(not each.answered for each in upstreams)
+    assert all(not upstream.answered for upstream in upstreams)
 
 
 def test_the_least_busy_server_is_asked(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
@@ -105,7 +105,7 @@ def test_a_killed_server_loses_no_request(client: httpx2.Client, upstreams: list
         before = len(killed.answered)
         wait_until(lambda: len(killed.answered) > before, "its return")
         stop.set()
-        statuses = [status for each in asking for status in each.result()]
+        statuses = [status for future in asking for status in future.result()]
     assert set(statuses) == {200}
     assert metric(client, "retries_total") >= 1
 
@@ -155,13 +155,13 @@ def test_a_client_that_leaves_ends_its_request(
 def test_a_server_that_is_silent_for_too_long_is_504(published: Path, upstreams: list[StubUpstream]) -> None:
     """It is not asked again, nor is another: the request was being worked on."""
     with ready_gateway(published, *upstreams, timeout_s=SLOW_S / 3) as client:
-        for each in upstreams:
-            each.script.append("slow")
+        for upstream in upstreams:
+            upstream.script.append("slow")
         began = time.monotonic()
         answer = ask(client, "a", model="nano")
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
     assert time.monotonic() - began < 10.0
-    assert sum(len(each.answered) for each in upstreams) == 1
+    assert sum(len(upstream.answered) for upstream in upstreams) == 1
 
 
 MODELS = httpx2.Response(200, json={"data": [{"id": "nano"}]})

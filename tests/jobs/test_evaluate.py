@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from streamlearn.errors import Reason
-from streamlearn.jobs.generate import generate
 from streamlearn.jobs.queue import EvalJob, EvalResult, ExampleError, GenerateJob, PromptInput, RouteJob
-from streamlearn.jobs.runner import evaluate, route
+from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import RoutedInput

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
 from streamlearn.errors import RecordError
-from streamlearn.jobs.generate import IncrementalText, StopStrings, generate
 from streamlearn.jobs.queue import GenerateJob, GenerateResult, GenerationStart, GenerationStream, Sampling
+from streamlearn.jobs.runner import IncrementalText, StopStrings, generate
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.route import RoutedInput

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed_arms import counting_host_reads
-from streamlearn.adapters import PRESETS
 from streamlearn.adapters.context import routing_context
-from streamlearn.adapters.presets import regime_adapter
+from streamlearn.adapters.presets import PRESETS, regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss

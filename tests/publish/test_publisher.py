@@ -25,11 +25,12 @@ from streamlearn.errors import ConfigError, PublicationError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.lora import PlainLoraAdapter
 from streamlearn.learner.evaluate import run_to_end, score
+from streamlearn.publish import ROLLBACK
 from streamlearn.publish import publisher as adapter_publisher
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.open import forget_run
 from streamlearn.publish.publication import Publication
-from streamlearn.publish.publisher import ROLLBACK, RollbackFile
+from streamlearn.publish.publisher import RollbackFile
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import RegimePublication

@@ -123,7 +123,7 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     read, life = Daemon._read, [""]
 
     def save_and_die(daemon: Daemon) -> bool:
-        if daemon.adaptation.monitor.num_decided and life[0] in "ab":  # decided, and waiting for its probe
+        if daemon.adaptation.monitor._decided and life[0] in "ab":  # decided, and waiting for its probe
             if life[0] == "b":
                 daemon.save()
             raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from streamlearn.errors import ConfigError
 from streamlearn.http.server import HttpServer, Listener
-from streamlearn.serve.health import health_app
+from streamlearn.serve.app import health_app
 from streamlearn.settings import ServeSettings
 from streamlearn.status import Board
 

@@ -8,8 +8,8 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
-from streamlearn.serve import page as library
-from streamlearn.serve.page import PREFIX, is_page_request
+from streamlearn.serve import app as library
+from streamlearn.serve.app import PREFIX, is_page_request
 from tests.serve.doubles import AUTHORIZED, SETTINGS, Daemon
 
 STATIC = files("streamlearn.serve") / "static"

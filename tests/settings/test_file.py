@@ -259,7 +259,7 @@ def as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "site-packages/streamlearn"
     for name in ("configs", "systemd"):
         shutil.copytree(ROOT / name, package / "_data" / name)
-    monkeypatch.setattr("streamlearn.settings.file._PACKAGE", package)
+    monkeypatch.setattr("streamlearn.settings.settings._PACKAGE", package)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

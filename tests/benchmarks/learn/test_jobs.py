@@ -1,70 +1,44 @@
-"""Runs in their own processes: none is made twice, none is lost with another; searches use development records."""
+"""Runs in their own processes: a failed one stops no other; searches use development records."""
 
-import fcntl
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from benchmarks.learn import jobs as module
 from benchmarks.learn import search as searching
-from benchmarks.learn.jobs import BUSY, RunConditions, RunJob, Worker, jobs_of, make_run, make_runs, read_plan
+from benchmarks.learn.jobs import RunConditions, RunJob, jobs_of, make_run, make_runs, read_plan
 from benchmarks.learn.methods import METHODS, read_profile
 from benchmarks.learn.search import LR, SEED, Search, Trial, beyond, refine
+from benchmarks.measuring import MeasurementError
 from streamlearn.errors import UsageError
 
-WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{}')"
-FAILS = "import sys; sys.stderr.write('x' * 200_000 + '\\nOutOfMemory: the end\\n'); sys.exit(7)"
-SCRIPTS = {"gem": FAILS, "busy": f"import sys; sys.exit({BUSY})"}
 
+def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told; the next call makes only the failed run again."""
+    conditions = RunConditions((), str(tmp_path), records=1, evaluated=1)
+    jobs = [RunJob("trace", method, 0, conditions) for method in ("gem", "lora", "er")]
+    started: list[str] = []
 
-def job(out: Path, method: str = "lora") -> RunJob:
-    return RunJob("trace", method, 0, RunConditions((), str(out), records=1, evaluated=1))
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the worker by a script that writes an empty result, or does what `SCRIPTS` says; collects the methods."""
-    methods: list[str] = []
-
-    def start(job: RunJob, threads: int) -> Worker:
-        methods.append(job.method)
+    def in_own_process(name: str, options: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
+        assert (name, threads > 0) == ("benchmarks.learn.jobs", True)
+        job = RunJob.from_json(orjson.dumps(options).decode())
+        started.append(job.method)
+        if job.method == "gem":
+            raise MeasurementError("OutOfMemory: the end")
         job.file.parent.mkdir(parents=True, exist_ok=True)
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
-        command = [sys.executable, "-c", SCRIPTS.get(job.method, WRITES), str(job.file)]
-        return Worker(job, subprocess.Popen(command, stderr=errors), errors)
+        job.file.touch()
+        return {"seconds": 1.0}
 
-    monkeypatch.setattr(module, "start", start)
-    return methods
-
-
-def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, started: list[str]) -> None:
-    """Its error is told and kept next to its result; the next call makes only the failed run again."""
-    jobs = [job(tmp_path, method) for method in ("gem", "lora", "er")]
+    monkeypatch.setattr(module, "in_own_process", in_own_process)
     lines: list[str] = []
     assert make_runs(jobs, side_by_side=1, tell=lines.append) == jobs[:1]
     assert started == ["gem", "lora", "er"]
-    assert any("trace  gem  seed 0  failed with exit code 7" in line for line in lines)
-    assert jobs[0].error.read_text().endswith("OutOfMemory: the end\n")
+    assert "trace  gem  seed 0  failed: OutOfMemory: the end" in lines
     assert make_runs(jobs, side_by_side=1, tell=lines.append) == jobs[:1]
     assert started[3:] == ["gem"]
-
-
-def test_a_run_in_progress_is_left_to_its_process(tmp_path: Path, started: list[str]) -> None:
-    """It is neither made nor failed: the worker found the lock of another process."""
-    assert make_runs([job(tmp_path, "busy")], side_by_side=1, tell=lambda _: None) == []
-    assert started == ["busy"]
-    held = job(tmp_path)
-    with held.running.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert make_run(held) == BUSY
-    held.file.write_text("{}")
-    assert make_run(held) == 0
-    assert held.file.read_text() == "{}"
 
 
 def test_a_plan_makes_each_run_once(tmp_path: Path) -> None:
@@ -73,14 +47,14 @@ def test_a_plan_makes_each_run_once(tmp_path: Path) -> None:
     plan.write_text("- {suites: [long], methods: [er, lora], seeds: [4, 0]}\n- {suites: [long], seeds: [0]}\n")
     conditions = RunConditions(("data",), str(tmp_path))
     jobs = jobs_of(read_plan(plan), conditions)
-    assert [(one.method, one.seed) for one in jobs[:4]] == [("er", 4), ("lora", 4), ("er", 0), ("lora", 0)]
+    assert [(job.method, job.seed) for job in jobs[:4]] == [("er", 4), ("lora", 4), ("er", 0), ("lora", 0)]
     assert len(jobs) == 2 + len(METHODS)
     for text, message in (
         ("- {suites: [nowhere], methods: [er], seeds: [0]}", "expected a folder or one of superni-1"),
         ("- {suites: [long], methods: [best], seeds: [0]}", "--method best: unknown; expected one of streamlearn"),
-        ("- {suites: [long], seeds: [a]}", "part 1: seeds must be a list of int"),
-        ("- {suits: [long]}", "part 1: expected suites, methods and seeds"),
-        ("a: b", "expected a list of parts, found dict"),
+        ("- {suites: [long], seeds: [a]}", "0.seeds.0"),
+        ("- {suits: [long]}", "0.suits"),
+        ("a: b", "expected a YAML list of parts"),
     ):
         plan.write_text(text)
         with pytest.raises(UsageError, match=message):
@@ -108,7 +82,8 @@ def test_a_search_writes_a_profile_that_runs_use(
         monkeypatch.setattr(searching, name, value)
 
     def make(jobs: Sequence[RunJob]) -> list[RunJob]:  # in this process: a process each would spend its time on imports
-        assert not any(map(make_run, jobs))
+        for job in jobs:
+            make_run(job)
         return []
 
     conditions = RunConditions((), str(tmp_path / "search"), str(tiny_profile_file), records=8, evaluated=3)

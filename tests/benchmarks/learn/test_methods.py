@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.learn.methods import ABLATIONS, METHODS, Profile, fill, own_values, read_arm, read_profile
-from streamlearn.adapters.check import activated_parameters
-from streamlearn.adapters.presets import resolve
+from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.backbone.load import outline
 from streamlearn.daemon.model import adapter_of
 from streamlearn.settings import AdapterSettings, BackboneSettings

@@ -19,6 +19,20 @@ def settings(**overrides: object) -> KafkaSettings:
     return KafkaSettings.model_validate(values)
 
 
+class HeaderName(str):
+    """A header name as the bytes that another client sends."""
+
+    def __new__(cls, content: bytes) -> "HeaderName":
+        name = super().__new__(cls, content.decode("latin-1"))
+        name.content = content
+        return name
+
+    content: bytes
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        return self.content
+
+
 class SteppingClock:
     """A clock that only `sleep` advances; it calls `on_sleep` each time."""
 

@@ -1,5 +1,7 @@
 """Dead letters against a real broker."""
 
+from dataclasses import replace
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,10 +20,10 @@ ORIGIN = TopicPartition("events", 2)
 
 
 def test_a_dead_letter_is_the_record_with_the_reason_in_headers(broker: Broker) -> None:
-    """Key, value and own headers unchanged, then Kafka Connect's names under our prefix; forged ones are removed."""
+    """Key, value and own headers unchanged, then Kafka Connect's names under both prefixes; forged ones are removed."""
     topic = broker.new_topic()
     sink = KafkaDeadLetters(broker.settings("events"), topic)
-    headers = (("trace", b"\xff"), ("__streamlearn.errors.offset", b"666"))
+    headers = (("trace", b"\xff"), ("null", None), ("__streamlearn.errors.offset", b"666"))
     record = Record(ORIGIN, 5, b"\x00{", key=b"k", headers=headers, timestamp_ms=17)
     sink.send(DeadLetter(record, Reason.NOT_JSON, "no JSON"))
     sink.flush()
@@ -30,6 +32,7 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_headers(broker: Broker) 
     assert (message.key, message.value) == (b"k", b"\x00{")
     assert message.headers == [
         ("trace", b"\xff"),
+        ("null", None),
         ("__streamlearn.errors.topic", b"events"),
         ("__streamlearn.errors.partition", b"2"),
         ("__streamlearn.errors.offset", b"5"),
@@ -37,7 +40,18 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_headers(broker: Broker) 
         ("__streamlearn.errors.exception.class.name", b"not_json"),
         ("__streamlearn.errors.exception.message", b"no JSON"),
         ("__streamlearn.errors.timestamp", b"17"),
+        ("__connect.errors.topic", b"events"),
+        ("__connect.errors.partition", b"2"),
+        ("__connect.errors.offset", b"5"),
+        ("__connect.errors.stage", b"VALUE_CONVERTER"),
+        ("__connect.errors.exception.class.name", b"not_json"),
+        ("__connect.errors.exception.message", b"no JSON"),
+        ("__connect.errors.connector.name", b"streamlearn"),
+        ("__connect.errors.task.id", b"0"),
+        ("__connect.errors.class.name", b"streamlearn.stream.decode.Decoder"),
     ]
+    (read_back,) = stored(broker.settings("events"), topic)
+    assert read_back.record == replace(record, headers=headers[:2])
 
 
 def test_messages_that_are_no_dead_letters_are_ignored(broker: Broker) -> None:

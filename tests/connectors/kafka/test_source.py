@@ -13,9 +13,10 @@ from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.settings import KafkaSettings
-from streamlearn.stream.position import Gap, Position, TopicPartition
+from streamlearn.stream.position import Gap, OffsetRange, Position, TopicPartition
 from streamlearn.stream.record import Record
 from tests.broker import Broker
+from tests.connectors.kafka.doubles import HeaderName
 from tests.memory import after
 
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("leaked_sockets")]
@@ -211,6 +212,22 @@ def test_a_topic_deleted_beside_another_does_not_stop_it(broker: Broker, opened:
         poll_for(source, 30.0)
 
 
+def test_no_lag_is_committed_behind_a_transaction(broker: Broker, opened: Opener) -> None:
+    """Where all records are trained, the stored offset lies after the markers, also after those that come later."""
+    topic = broker.new_topic(partitions=2)
+    origin = TopicPartition(topic, 0)
+    broker.transact(topic, numbered(0, 3), commit=True)
+    source = opened(topic, group_id="lagging")
+    read(source, 3)
+    source.commit(Position({origin: 2, TopicPartition(topic, 1): 0}), "not all")
+    assert broker.committed("lagging")[topic, 0] == (2, "not all")
+    source.commit(Position({origin: 3, TopicPartition(topic, 1): 0}), "all")
+    assert broker.committed("lagging") == {(topic, 0): (4, "all"), (topic, 1): (0, "all")}
+    broker.transact(topic, numbered(3, 6), commit=False)
+    poll_for(source, 1.0)
+    assert broker.committed("lagging")[topic, 0] == (8, "all")
+
+
 def test_a_commit_is_visible_in_the_group(broker: Broker, opened: Opener) -> None:
     """Lag tools show the position and the snapshot's name; the daemon never reads it back."""
     topic = broker.new_topic(partitions=2)
@@ -320,6 +337,37 @@ def test_damage_on_the_brokers_disk_is_detected_and_named(broker: Broker, opened
     ):
         poll_for(source, 30.0)
     assert events(logs) == [Event.SOURCE_REBUILT] * 3
+
+
+def test_an_operator_skips_damage(broker: Broker, opened: Opener) -> None:
+    """Skipped offsets that cannot be read are records without content; those after them are read."""
+    topic = broker.new_topic(partitions=2)
+    broker.produce(topic, [b"good", b"target" * 10, b"good"])
+    broker.produce(topic, [b"other"], partition=1)
+    broker.flip_byte(topic, b"target")
+    origin = TopicPartition(topic, 0)
+    broker.produce(topic, [b"after"])
+    source = KafkaSource(broker.settings(topic, **QUICK))
+    source.seek(Position(), skipped=[OffsetRange(origin, 0, 2)])
+    records = [record for record in read(source, 5) if record.origin == origin]
+    assert [(record.offset, record.value) for record in records if not record.unreadable] == [(3, b"after")]
+    assert [record.offset for record in records if record.unreadable] == [0, 1, 2]
+    assert source.reached[origin] == 4
+    source.close()
+
+
+def test_a_header_name_that_is_not_utf8_is_a_record_that_says_so(broker: Broker, opened: Opener) -> None:
+    """The records around it are read; it has its value, and the name with replacement."""
+    topic = broker.new_topic()
+    broker.produce(topic, [b"before"])
+    broker.produce(topic, [b"odd"], headers=[(HeaderName(b"Gr\xf6\xdfe"), b"1"), ("h", b"2")])
+    broker.produce(topic, [b"after"])
+    with capture_logs() as logs:
+        before, odd, after = read(opened(topic), 3)
+    assert (before.unreadable, after.unreadable, after.value) == ("", "", b"after")
+    assert odd.unreadable.startswith("header names must be UTF-8")
+    assert (odd.value, odd.headers) == (b"odd", (("Gr\ufffd\ufffde", b"1"), ("h", b"2")))
+    assert Event.SOURCE_REBUILT not in events(logs)
 
 
 def test_a_batch_that_would_fill_the_memory_is_named(broker: Broker, opened: Opener) -> None:

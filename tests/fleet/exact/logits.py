@@ -15,7 +15,7 @@ from torch import Tensor
 from streamlearn.adapters.context import NO_REGIME, routing_context
 from streamlearn.cli.offline import RestoredModel, restored_model
 from streamlearn.learner.loss import pack
-from streamlearn.settings.file import load as load_settings
+from streamlearn.settings.settings import load as load_settings
 from streamlearn.stream.record import Example
 from tests.fleet.exact.learned_run import LearnedRun
 from tests.fleet.exact.stock_environment import StockProcess, stock_process
