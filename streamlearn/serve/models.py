@@ -444,6 +444,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
+        ignored=dict(status.ignored),
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,

@@ -18,7 +18,7 @@ import orjson
 from streamlearn.errors import IGNORABLE, Reason, RecordError
 from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.settings.records import FORM_FIELDS, WHOLE, Role, is_template, path_keys, template_parts
-from streamlearn.stream.parse import json_type, parse, parse_text
+from streamlearn.stream.parse import json_type, parse, parse_text, too_large
 from streamlearn.stream.record import COMPANIONS, FORMS, Form
 
 ROLES = get_args(Role)
@@ -79,6 +79,11 @@ class RecordMapping:
     def __init__(self, settings: RecordsSettings, limits: StreamSettings) -> None:
         self._settings = settings
         self._limits = limits
+        self._registry = None
+        if settings.registry is not None:
+            from streamlearn.stream.registry import SchemaRegistry  # noqa: PLC0415  what is not configured is not imported
+
+            self._registry = SchemaRegistry(settings.registry, limits)
         self._roles: Mapping[str, str] = _ROLE_NAMES | settings.roles
         unwrap = [settings.unwrap] if isinstance(settings.unwrap, str) else settings.unwrap
         self._unwrap = [_path("unwrap", path) for path in unwrap]
@@ -106,6 +111,7 @@ class RecordMapping:
 
         Raises:
             RecordError: it is a deletion (DELETION), is not framed as set, or holds no JSON object.
+            SourceError: the schema registry does not answer.
         """
         if value is None:
             raise RecordError(Reason.DELETION, "a message without a value deletes its key (a tombstone)")
@@ -144,9 +150,12 @@ class RecordMapping:
                 "records.framing: confluent needs byte 0 and four bytes with the number of a schema first, found "
                 + found,
             )
-        content = value[_PREFIX_BYTES:]
+        content, number = value[_PREFIX_BYTES:], int.from_bytes(value[1:_PREFIX_BYTES], "big")
+        if self._registry is not None:
+            if len(value) > self._limits.max_record_bytes:
+                raise too_large(value, self._limits)
+            return self._registry.decode(number, content)
         if content and not content.lstrip().startswith(b"{"):
-            number = int.from_bytes(value[1:_PREFIX_BYTES], "big")
             raise RecordError(
                 Reason.BAD_FRAMING,
                 f"the content after schema number {number} must be a JSON object: Avro and Protobuf need "

@@ -25,10 +25,7 @@ def parse(value: bytes | None, limits: StreamSettings) -> dict[str, Any]:
     if value is None or not value.strip():
         raise RecordError(Reason.EMPTY, "a record must be a JSON object, found no value")
     if len(value) > limits.max_record_bytes:
-        raise RecordError(
-            Reason.TOO_LARGE,
-            f"a record may have at most {limits.max_record_bytes} bytes (max_record_bytes), found {len(value)}",
-        )
+        raise too_large(value, limits)
     try:
         text = value.decode()
     except UnicodeDecodeError as error:
@@ -38,6 +35,14 @@ def parse(value: bytes | None, limits: StreamSettings) -> dict[str, Any]:
         raise RecordError(Reason.BAD_FORM, f"a record must be a JSON object, found {json_type(tree)}")
     check_tree(tree, limits)
     return tree
+
+
+def too_large(value: bytes, limits: StreamSettings) -> RecordError:
+    """The error of a value of more than `max_record_bytes`."""
+    return RecordError(
+        Reason.TOO_LARGE,
+        f"a record may have at most {limits.max_record_bytes} bytes (max_record_bytes), found {len(value)}",
+    )
 
 
 def parse_text(text: str, where: str, limits: StreamSettings) -> Any:
