@@ -215,11 +215,11 @@ def classify(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: 
     ]
     monitor = Monitor(ShiftSettings(max_regimes=256), seed=0)
     run_monitor(monitor, stream)
-    state = monitor.state
+    monitor.trained = monitor.state
     started = time.process_time()
-    monitor.assign([input_of(known[0])], state)
+    monitor.assign([input_of(known[0])])
     prepared = time.process_time()
-    assigned = monitor.assign([input_of(request) for request in (*known, *unknown)], state)
+    assigned = monitor.assign([input_of(request) for request in (*known, *unknown)])
     p_values, ended = [one.p_value for one in assigned], time.process_time()
     return RequestScores(p_values[: len(known)], p_values[len(known) :], ended - prepared, prepared - started)
 

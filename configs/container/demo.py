@@ -14,8 +14,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "configs" / "container" / "compose.yaml"
@@ -102,10 +105,7 @@ def processes(home: Path, folder: Path, port: int) -> Iterator[str]:
         raise DemoError(f"expected port {port} to be free: end what listens there, or choose another with --port")
     with ExitStack() as stack:
         broker = stack.enter_context(started(broker_command(home, folder, servers), folder / "broker.log"))
-        reaches = [str(home / "bin" / "kafka-topics.sh"), "--bootstrap-server", servers]
-        wait_until(lambda: _succeeds([*reaches, "--list"]), broker, f"the broker ({folder}/broker.log)", START_S)
-        for topic in TOPICS:
-            subprocess.run([*reaches, "--create", "--topic", topic], check=True, stdout=subprocess.DEVNULL)
+        wait_until(lambda: create_topics(servers), broker, f"the broker ({folder}/broker.log)", START_S)
         settings = {
             "STREAMLEARN_STATE": str(folder / "state"),
             "STREAMLEARN_SERVE__PORT": str(port),
@@ -117,6 +117,16 @@ def processes(home: Path, folder: Path, port: int) -> Iterator[str]:
         feed = [*streamlearn(), "feed", str(SAMPLE), "--topic", TOPICS[0], "--bootstrap-servers", servers]
         stack.enter_context(started(feed, folder / "feed.log"))
         yield url
+
+
+def create_topics(servers: str) -> bool:
+    """Whether the broker answers; the topics exist then."""
+    try:
+        with closing(KafkaAdminClient(bootstrap_servers=servers)) as admin:
+            admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1} for name in TOPICS})
+    except KafkaError:
+        return False
+    return True
 
 
 def broker_command(home: Path, folder: Path, servers: str) -> list[str]:

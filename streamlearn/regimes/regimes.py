@@ -27,8 +27,15 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.holdout import Forgetting, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
-from streamlearn.regimes.route import RequestRouter, RoutedInput, TrainedInputs, largest
-from streamlearn.regimes.start import MAX_CANDIDATES, Fallback, HeadStart, measure_head_start
+from streamlearn.regimes.route import (
+    MAX_CANDIDATES,
+    Fallback,
+    HeadStart,
+    RequestRouter,
+    RoutedInput,
+    largest,
+    measure_head_start,
+)
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
@@ -82,7 +89,6 @@ class Regimes:
         self._with_images = with_images
         self.state = RegimesState()
         self.monitor = Monitor(settings.shift, settings.seed)
-        self.inputs = TrainedInputs(self.monitor)
         self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
@@ -91,7 +97,7 @@ class Regimes:
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.fallback.losses = self.state.start_losses
         self._router = RequestRouter(
-            self.inputs,
+            self.monitor,
             self.fallback,
             routes_by_regime=learner.routes_by_regime,
             max_known_rejected=settings.serve.max_known_rejected,
@@ -135,7 +141,7 @@ class Regimes:
         return assigned
 
     def _upcoming(self, assigned: AssignedBatch) -> Upcoming:
-        profiles = self.inputs.state.detector.regimes
+        profiles = self.monitor.trained.detector.regimes
         return Upcoming(
             assigned,
             first=self.state.records + 1,
@@ -240,7 +246,7 @@ class Regimes:
     def _measure_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
         """Compare the known adapters on the first records of the regime that takes `slot`."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
-        likely = self.inputs.rank([input_of(example) for example in records])
+        likely = self.monitor.rank([input_of(example) for example in records])
         known = [other for other in dict.fromkeys([*likely, *self.by_slot]) if other in self.by_slot and other != slot]
         per_regime = self._learner.per_regime
         return measure_head_start(
@@ -353,7 +359,7 @@ class Regimes:
             self._detect_changed_answers(batch, trained, measured)
             confirmed = self._confirm()
         # Requests and snapshots see the regimes as of this batch, not as of the look-ahead.
-        self.inputs.state = batch.assigned.after
+        self.monitor.trained = batch.assigned.after
         due = [shift for shift in self.state.undivided if shift.declared_at <= self.state.records]
         for shift in due:
             self._divide_holdouts(shift)
@@ -403,7 +409,7 @@ class Regimes:
         if parent is None or new is None or new.number != shift.regime:
             return
         old = self.by_slot[parent]
-        assigned = self.inputs.assign([input_of(example) for example in old.holdouts.examples])
+        assigned = self.monitor.assign([input_of(example) for example in old.holdouts.examples])
         old.holdouts.move(new.holdouts, [route.slot == shift.slot for route in assigned], self._settings.holdout)
         for regime in (old, new):  # their scores were those of other records
             regime.scores, regime.status = type(regime.scores)(), None
@@ -553,7 +559,7 @@ class Regimes:
     @property
     def can_drop(self) -> bool:
         """True unless the stream is in the middle of entering a regime."""
-        detector, current = self.inputs.state.detector, self.state.current
+        detector, current = self.monitor.trained.detector, self.state.current
         return detector.numbers == self.numbers and detector.segment.slot == (NO_SLOT if current is None else current)
 
     def drop(self, number: int) -> None:
@@ -585,7 +591,7 @@ class Regimes:
         self._learner.hooks.drop(slot)
         if self._learner.per_regime:
             self._learner.remove_regime(slot)
-        self.inputs.state = self.monitor.forget(slot, self.inputs.state, self._frozen_at)
+        self.monitor.forget(slot, self._frozen_at)
         _log.info(Event.REGIME_DROPPED, regime=number, left=sorted(self.numbers.values()))
 
     def _regime(self, number: int) -> Regime:
@@ -599,14 +605,13 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        return replace(self.state, monitor=self.inputs.state, answers=self.answers.state)
+        return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
         self.state = state
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
-        self.inputs.state = state.monitor
         self.answers.state = state.answers
         self.return_checks.clear()
         self._left.clear()

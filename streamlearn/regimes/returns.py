@@ -42,23 +42,6 @@ class ReturnCheck:
         return float(mannwhitneyu(self.losses, self.own_losses, alternative="greater").pvalue)
 
 
-def check_return(
-    learner: Learner, examples: Sequence[Example], slot: int, own_losses: Sequence[float], *, pack_tokens: int
-) -> ReturnCheck:
-    """Score the first records of a supposed return under the adapter of the regime in `slot`; changes nothing.
-
-    Args:
-        learner: Each regime has an adapter of its own.
-        examples: The records, at least one.
-        slot: Slot of the regime.
-        own_losses: Losses of the regime's last records, nats per learned token.
-        pack_tokens: Maximum tokens per forward pass.
-    """
-    work = learner.score(examples, [slot] * len(examples), pack_tokens=pack_tokens)
-    losses = tuple(each.loss_sum / each.tokens for each in run_to_end(work))
-    return ReturnCheck(losses, tuple(own_losses))
-
-
 ABSENT = 64
 """Records without one of a regime after which its next ones are checked. While a regime's records keep coming, a change
 of their answers is the drift detector's to find."""
@@ -142,11 +125,9 @@ class ReturnChecks:
         moved_on = [shift.slot for shift in self._monitor.taken.shifts if shift.parent is None]
         target = moved_on[-1] if moved_on else upcoming.current
         visits = self._monitor.records_of(slot)
-        check = (
-            self._check(upcoming.regimes[slot], [example for _, example in visits])
-            if target is not None and visits
-            else None
-        )
+        if target is None or not visits:
+            return False
+        check = self._check(upcoming.regimes[slot], [example for _, example in visits])
         if check is None or not self._move(slot, target, upcoming):
             return False
         _log_refused(Event.VISIT_REFUSED, upcoming.regimes[slot].number, check, first_record=visits[0][0])
@@ -160,7 +141,9 @@ class ReturnChecks:
         """The losses of the first records, if the test rejects the regime."""
         records = first_tokens(examples, self._settings.probe.similarity_tokens)
         pack_tokens = self._settings.stream.batch_tokens
-        check = check_return(self._learner, records, regime.slot, regime.losses, pack_tokens=pack_tokens)
+        work = self._learner.score(records, [regime.slot] * len(records), pack_tokens=pack_tokens)
+        losses = tuple(result.loss_sum / result.tokens for result in run_to_end(work))
+        check = ReturnCheck(losses, tuple(regime.losses))
         return check if check.p_value < self._settings.probe.max_returns_refused else None
 
 

@@ -60,10 +60,12 @@ def server_urls(urls: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_exposed(urls: Iterable[str]) -> str | None:
-    """The first URL of plain HTTP to another machine, on which a token could be read; None without any."""
-    parts = ((url, urlsplit(url)) for url in urls)
-    return next((url for url, each in parts if each.scheme == "http" and not is_loopback(each.hostname or "")), None)
+def check_token(name: str, urls: Iterable[str], allowing: str = "set allow_plaintext: true") -> None:
+    """Refuse to send a token, set by `name`, where it could be read: by plain HTTP to another machine."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError(f"{name} is set, but {url} is plain HTTP to another machine: use https, or {allowing}")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,12 +1,14 @@
 """Settings of snapshots, HTTP, publication, trackers and logging."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from streamlearn.settings.section import Section, first_exposed, host_name, is_loopback, server_urls
+from streamlearn.settings.section import Section, check_token, host_name, is_loopback, server_urls
+
+ServerUrls = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(server_urls)]
 
 
 class ListenSettings(Section):
@@ -21,7 +23,7 @@ class ListenSettings(Section):
     """Address to bind; any other than loopback requires token_file, tls_certfile and tls_keyfile."""
     port: int = Field(ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
-    names: tuple[str, ...] = ()
+    names: Annotated[tuple[str, ...], AfterValidator(lambda names: tuple(map(host_name, names)))] = ()
     """Further names accepted in the Host header, with any port, for an address other than loopback."""
     token_file: Path | None = None
     """File with the bearer token, at least 32 characters, readable by its owner only."""
@@ -33,11 +35,6 @@ class ListenSettings(Section):
     """PEM private key of the certificate."""
     max_body_bytes: PositiveInt = 1 << 20
     """Maximum size of a request body."""
-
-    @field_validator("names")
-    @classmethod
-    def _comparable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(host_name, names))
 
     @model_validator(mode="after")
     def _protected_from_other_machines(self) -> Self:
@@ -150,7 +147,7 @@ class GatewaySettings(ListenSettings):
 
     published: Path
     """The published folder."""
-    upstreams: tuple[str, ...] = Field(min_length=1)
+    upstreams: ServerUrls
     """URLs of the model servers, without /v1."""
     port: int = Field(default=8084, ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
@@ -165,26 +162,17 @@ class GatewaySettings(ListenSettings):
     stop_timeout_s: PositiveFloat = 600.0
     """Maximum time for which a stopping gateway finishes requests."""
 
-    @field_validator("upstreams")
-    @classmethod
-    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return server_urls(value)
-
     @model_validator(mode="after")
     def _upstream_token_is_protected(self) -> Self:
-        exposed = first_exposed(self.upstreams)
-        if self.upstream_token_file is not None and exposed is not None and not self.allow_plaintext:
-            raise ValueError(
-                f"upstream_token_file is set, but {exposed} is plain HTTP to another machine: use https, or give "
-                "--allow-plaintext"
-            )
+        if self.upstream_token_file is not None and not self.allow_plaintext:
+            check_token("upstream_token_file", self.upstreams, "give --allow-plaintext")
         return self
 
 
 class VllmSettings(Section):
     """vLLM servers that load and unload adapters while they run (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)."""
 
-    replicas: tuple[str, ...] = Field(min_length=1)
+    replicas: ServerUrls
     """Their URLs, such as http://10.0.0.5:8000."""
     folder: str | None = None
     """Path of publish.folder as the replicas see it, if it differs."""
@@ -200,19 +188,10 @@ class VllmSettings(Section):
     """Time after which a version that was replaced is unloaded, seconds: requests that began before may still use
     it."""
 
-    @field_validator("replicas")
-    @classmethod
-    def _urls(cls, replicas: tuple[str, ...]) -> tuple[str, ...]:
-        return server_urls(replicas)
-
     @model_validator(mode="after")
     def _key_is_protected(self) -> Self:
-        exposed = first_exposed(self.replicas)
-        if self.token_file is not None and exposed is not None and not self.allow_plaintext:
-            raise ValueError(
-                f"token_file is set, but {exposed} is plain HTTP to another machine: use https, or set "
-                "allow_plaintext: true"
-            )
+        if self.token_file is not None and not self.allow_plaintext:
+            check_token("token_file", self.replicas)
         return self
 
 
@@ -291,12 +270,8 @@ class MlflowSettings(Section):
 
     @model_validator(mode="after")
     def _token_is_protected(self) -> Self:
-        exposed = first_exposed([self.uri])
-        if self.token_file is not None and exposed is not None and not self.allow_plaintext:
-            raise ValueError(
-                f"token_file is set, but {self.uri} is plain HTTP to another machine: use https, or set "
-                "allow_plaintext: true"
-            )
+        if self.token_file is not None and not self.allow_plaintext:
+            check_token("token_file", [self.uri])
         return self
 
 

@@ -119,6 +119,9 @@ class Monitor:
 
     def load(self, state: MonitorState) -> None:
         """Continue after the batch of this state. All batches that wait are dropped: they will be read again."""
+        self.trained = state
+        """As of the last trained batch: what requests and probes use. The monitor itself has read further ahead, where
+        a restart might read other records."""
         self._detector.load(state.detector)
         self._undecided: deque[_ReadBatch] = deque()
         self._decided: deque[_ReadBatch] = deque()
@@ -232,43 +235,28 @@ class Monitor:
         newest.after = self.state
         return True
 
-    def forget(self, slot: int, as_of: MonitorState, kept_at: KeptAt = lambda _: ()) -> MonitorState:
-        """Forget the regime in `slot` as of the batch trained on last, and read the waiting batches again.
+    def forget(self, slot: int, kept_at: KeptAt = lambda _: ()) -> None:
+        """Forget the regime in `slot` as of `trained`, which has every shift that was entered.
 
-        They are decided as after a restart from the returned state. No waiting batch refers to the regime any more.
-        Batches that `as_of` lists as undecided count as decided: a shift that begins in one of them and is found
-        later is attached to the first batch after them.
-
-        Args:
-            slot: The regime's slot.
-            as_of: The state after that batch; every shift that was entered is in it.
-            kept_at: As for `update`.
-
-        Returns:
-            The state that replaces `as_of`.
+        The waiting batches are read again and decided as after a restart. None refers to the regime any more. Batches
+        that `trained` lists as undecided count as decided: a shift that begins in one of them and is found later is
+        attached to the first batch after them.
         """
         waiting, is_flushed, read = self.waiting, self._is_flushed, self.records_read
-        self._detector.load(as_of.detector)
+        self._detector.load(self.trained.detector)
         self._detector.forget(slot)
-        state = MonitorState(self._detector.state, read=read)
-        self.load(state)
+        self.load(MonitorState(self._detector.state, read=read))
         for batch in waiting:
             self.update(batch, kept_at)
         if is_flushed:
             self.flush()
-        return state
 
-    def assign(
-        self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState | None = None, *, slot: int | None = None
-    ) -> list[Assignment]:
-        """The likeliest regime of each input, classified by itself; slot 0 before the first record.
+    def assign(self, inputs: Sequence[NDArray[np.int32]], slot: int | None = None) -> list[Assignment]:
+        """The likeliest regime of each input as of `trained`, classified by itself; slot 0 before the first record.
 
-        Args:
-            inputs: Their tokens.
-            as_of: The state to use, by default the current one.
-            slot: The slot of a regime to use for every input instead of the likeliest.
+        With a `slot`, how well the regime in it explains each.
         """
-        state = self._detector.state if as_of is None else as_of.detector
+        state = self.trained.detector
         if not any(state.regimes):
             return [Assignment(0, 1.0)] * len(inputs)
         if self._classifier is None or self._classifier[0] is not state:  # kept for requests between two batches
@@ -279,9 +267,9 @@ class Monitor:
         classifier = self._classifier[1]
         return [classifier.assign(self._featurizer.featurize(ids), slot) for ids in inputs]
 
-    def rank(self, inputs: Sequence[NDArray[np.int32]], as_of: MonitorState) -> list[int]:
-        """Slots of all regimes by how well they explain the inputs together, best first."""
-        regimes = RegimeMemory(self._settings.max_regimes, as_of.detector.regimes)
+    def rank(self, inputs: Sequence[NDArray[np.int32]]) -> list[int]:
+        """Slots of all regimes by how well they explain the inputs together, as of `trained`, best first."""
+        regimes = RegimeMemory(self._settings.max_regimes, self.trained.detector.regimes)
         return regimes.rank([self._featurizer.featurize(ids) for ids in inputs])
 
     @property

@@ -5,6 +5,7 @@ A record has one of these forms:
     text                    every token is learned
     prompt + completion     the completion is learned
     messages                every assistant turn is learned
+    prompt + completion     lists of messages: every assistant turn of the completion is learned
     input_ids               with optional labels
 
 `meta`, the key, the headers and the timestamp are ignored. What else a topic may hold becomes such a record in
@@ -23,13 +24,13 @@ import numpy as np
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import RecordsSettings, StreamSettings
-from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.conversation import Conversation, read_conversation
+from streamlearn.stream.encode import Encoder
 from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
-from streamlearn.stream.mapping import ROLES, RecordMapping
-from streamlearn.stream.parse import json_type, read_integers, read_list, read_string
+from streamlearn.stream.mapping import RecordMapping
+from streamlearn.stream.parse import json_type, read_integers, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage
 
-MAX_MESSAGES = 256  # each answer renders all messages before it: in the worst case 256 messages of 4 kB take 1 s
 _FORM_OF = {field: form.name for form in FORMS for field in form.fields}
 _WITH_IMAGES = tuple(form.name for form in FORMS if form.takes_images)
 
@@ -144,8 +145,8 @@ class Decoder:
         if isinstance(value, str):
             ids = self._placeholders.encode_prompt(self._encoder, read_string(value, "prompt", self._settings), images)
         else:
-            turns = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(value)]
-            ids = self._encoder.generation_prompt(with_image_parts(turns, images))
+            conversation = self._conversation({"messages": list(value)})
+            ids = self._encoder.generation_prompt(with_image_parts(conversation.messages, images))
         ids, _, _ = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
         if not 0 < len(ids) <= self._settings.max_tokens:
             raise RecordError(
@@ -181,6 +182,10 @@ class Decoder:
         for name in ("prompt", "completion"):
             if name not in value:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
+        if isinstance(value["prompt"], list):
+            return self._messages(value)
+        if value.get("tools"):
+            raise RecordError(Reason.BAD_FORM, "tools need a prompt of messages, found a string")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
         # Encoded separately, as in generation: no token spans the boundary.
         images = self._placeholders.images(value)
@@ -190,48 +195,21 @@ class Decoder:
         return _Draft(ids + answer, labels + answer, len(ids), images, image_starts)
 
     def _messages(self, value: Mapping[str, Any]) -> _Draft:
-        turns = read_list(value["messages"], "messages", self._settings)
-        if len(turns) > MAX_MESSAGES:
-            raise RecordError(
-                Reason.TOO_LARGE, f"a record may hold at most {MAX_MESSAGES} messages, found {len(turns)}"
-            )
-        messages = [self._message(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
-        while messages and messages[-1]["role"] != "assistant":
-            messages.pop()  # nothing is learned after the last answer
-        if not messages:
-            raise RecordError(Reason.NOTHING_TO_LEARN, "messages must contain an assistant turn, found none")
+        conversation = self._conversation(value).up_to_last_answer()
         images = self._placeholders.images(value)
-        ids, learned = self._encoder.chat(with_image_parts(messages, images))
-        labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
+        messages = with_image_parts(conversation.messages, images)
+        ids, labels = self._encoder.chat(messages, conversation.tools, conversation.learned)
         ids, labels, image_starts = self._placeholders.expand(ids, labels, images)
         starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
         return _Draft(ids, labels, max(starts, default=0), images, image_starts)
 
-    def _message(self, turn: object, where: str) -> Message:
-        if not isinstance(turn, dict):
-            raise RecordError(Reason.BAD_TYPE, f"{where} must be an object, found {json_type(turn)}")
-        if set(turn) != {"role", "content"}:
-            found = ", ".join(map(str, turn))[:80]
-            raise RecordError(Reason.BAD_FORM, f"{where} must have exactly the keys role and content, found {found!r}")
-        role = read_string(turn["role"], f"{where}.role", self._settings)
-        if role not in ROLES:
-            raise RecordError(Reason.BAD_FORM, f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}")
-        return {"role": role, "content": self._content(turn["content"], f"{where}.content")}
-
-    def _content(self, content: object, where: str) -> str | list[dict[str, str]]:
-        if not isinstance(content, list) or self._placeholders.vision is None:
-            return read_string(content, where, self._settings)
-        parts = []
-        for i, part in enumerate(read_list(content, where, self._settings)):
-            if part == {"type": "image"}:
-                parts.append({"type": "image"})
-            elif isinstance(part, dict) and set(part) == {"type", "text"} and part["type"] == "text":
-                parts.append({"type": "text", "text": read_string(part["text"], f"{where}[{i}].text", self._settings)})
-            else:
-                raise RecordError(
-                    Reason.BAD_FORM, f'{where}[{i}] must be {{"type": "image"}} or {{"type": "text", "text": ...}}'
-                )
-        return parts
+    def _conversation(self, value: Mapping[str, Any]) -> Conversation:
+        return read_conversation(
+            value,
+            self._settings,
+            fields=self._encoder.message_fields,
+            in_parts=self._placeholders.vision is not None,
+        )
 
     def _input_ids(self, value: Mapping[str, Any]) -> _Draft:
         if "input_ids" not in value:

@@ -6,21 +6,20 @@ the tokenizer's core for this: `encode_special_tokens`, which makes the differen
 through transformers may change.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
+from streamlearn.stream.record import IGNORED
+from streamlearn.stream.template import ChatTemplate, Message, Rendering, Tools, Turn
 
-Message = dict[str, Any]
-"""`role`, and `content`: a string, or parts {"type": "image"} and {"type": "text", "text": ...}."""
-_FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the date
-_MARKS = range(0xE000, 0xF900)  # private use area: one of them masks the names of control tokens during rendering
+_MASKS = range(0xF0000, 0xF0100)  # private use: one of them masks the names of control tokens during rendering
+_REASONING_MARKS = ("<think>", "</think>")  # the model's own words, though templates write them too
 
 
 class Encoder:
@@ -40,16 +39,16 @@ class Encoder:
                 f"the backbone must have a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}"
             )
         self._tokenizer = tokenizer
-        self._template = _dated(template) if template is not None else _template(tokenizer)
-        self._in_parts = in_parts
+        self._template, self._tool_template = (
+            None if source is None else ChatTemplate(tokenizer, source, in_parts=in_parts)
+            for source in ((template, template) if template is not None else _templates(tokenizer))
+        )
         self.bos = _bos(core, tokenizer.bos_token_id)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        # Without the post-processor a token's offsets cover the whole token, including its leading space.
         description = json.loads(core.to_str()) | {"post_processor": None, "truncation": None, "padding": None}
         controls = self._controls(description["added_tokens"])
         for token in controls:
             token["special"] = True
-        self._joint = Tokenizer.from_str(json.dumps(description))
         self._plain = Tokenizer.from_str(json.dumps(description))
         self._plain.encode_special_tokens = True
         self._ids = {token["content"]: token["id"] for token in controls}
@@ -57,19 +56,33 @@ class Encoder:
         self._names = list(self._ids)
         self._name = re.compile("|".join(re.escape(name) for name in self._names) or "(?!)")
         self._marker = re.compile("|".join(_marker(token) for token in controls) or "(?!)")
-        self.stop = frozenset([*self.eos, *self._turn_end()])
+        for chat_template in filter(None, {self._template, self._tool_template}):
+            chat_template.learn_habits(self._marker)
+        turn_end = None if self._template is None else self._template.turn_end
+        self.stop = frozenset([*self.eos, *([] if turn_end is None else [self._ids[turn_end]])])
+        joint = Tokenizer.from_str(json.dumps(description))
+        self._adds_prefix = True
+        self._newline = self._encode_each(["\n"])[0]
+        self._adds_prefix = self._encode_each(["a"]) != self._continued(["a"])
+        after_control = joint.encode(f"{self._names[-1]}a", add_special_tokens=False).ids[1:] if self._names else []
+        self._prefix_after_control = after_control == self._encode_each(["a"])[0]
 
     def _controls(self, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The special tokens and other tokens that the chat template writes by itself; longest first, for matching."""
-        turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
         try:
-            written = self._render([*turn, turn[0]], generate=True)
+            written = "" if self._template is None else self._template.render([*turns, turns[0]], generate=True)
         except RecordError:
             written = ""
         chosen = [
             token
             for token in added
-            if token["special"] or (token["content"] in written and re.search(r"[^\w\s]", token["content"]))
+            if token["special"]
+            or (
+                token["content"] in written
+                and token["content"] not in _REASONING_MARKS
+                and re.search(r"[^\w\s]", token["content"])
+            )
         ]
         return sorted(chosen, key=lambda token: -len(token["content"]))
 
@@ -78,87 +91,87 @@ class Encoder:
         [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)  # without offsets
         return self._without_controls(encoding).ids
 
-    def chat(self, messages: list[Message]) -> tuple[list[int], list[bool]]:
-        """Encode messages; return the tokens and whether each belongs to an assistant turn. The last must be one.
+    def chat(
+        self, messages: Sequence[Message], tools: Tools | None = None, learned: Collection[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Encode messages up to the last answer; return the tokens, and their labels.
 
         1. Mask the names of control tokens in the contents: those in the rendering are then the template's own.
-        2. Find each turn in the rendering: the rendering of the messages up to it, minus that of the messages before.
-        3. Restore the names and encode everything; positions refer to the unmasked text.
-        """
-        masked, unmask = self._mask(messages)  # 1.
-        whole = self._render(masked)
-        spans = self._every_turn(masked, whole) or self._last_turn(masked, whole)  # 2.
-        ids, starts = self._encode(whole, unmask)  # 3.
-        learned = np.zeros(len(ids), dtype=bool)
-        for start, end in _unmasked_spans(whole, spans, unmask):
-            learned |= (starts >= start) & (starts < end)
-        return ids, learned.tolist()
+        2. Find each turn in the rendering.
+        3. Restore the names and encode prompts and answers apart, as generation does.
 
-    def generation_prompt(self, messages: list[Message]) -> list[int]:
+        Args:
+            messages: The messages.
+            tools: What the model may call.
+            learned: Indices of the messages that are learned, of those of the assistant; None: all.
+        """
+        template = self._template_for(tools)
+        masked, masked_tools, unmask = self._mask(template.adapted(messages), tools)  # 1.
+        rendering = template.locate(masked, masked_tools)  # 2.
+        segments = list(_segments(rendering))
+        encoded = self._encode(rendering.text, [(start, end) for start, end, _ in segments], unmask)  # 3.
+        ids: list[int] = []
+        labels: list[int] = []
+        ends: list[int] = []  # where an answer without an end ends
+        for tokens, (_, end, turn) in zip(encoded, segments, strict=True):
+            is_learned = turn is not None and (learned is None or turn.message in learned)
+            ids += tokens
+            labels += tokens if is_learned else [IGNORED] * len(tokens)
+            if turn is not None and is_learned and not turn.has_end and end == turn.learned[-1].end:
+                ends.append(len(ids))
+        for position in ends:
+            self._learn_end(ids, labels, position)
+        return ids, labels
+
+    def _learn_end(self, ids: list[int], labels: list[int], position: int) -> None:
+        """Make eos the token to learn at `position`, after an answer without an end.
+
+        Between turns only the label changes: prompts of later turns stay as generation has them.
+        """
+        if position == len(ids):
+            ids += self.eos
+            labels += self.eos
+        elif self.eos and labels[position] == IGNORED:
+            [labels[position]] = self.eos
+
+    def generation_prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Encode a conversation up to the start of the assistant's next turn."""
-        masked, unmask = self._mask(messages)
-        return self._encode(self._render(masked, generate=True), unmask)[0]
+        template = self._template_for(tools)
+        masked, masked_tools, unmask = self._mask(template.adapted(messages), tools)
+        try:
+            rendering = template.locate(masked, masked_tools, generate=True)
+        except RecordError:  # an answer that cannot be learned can still be part of a prompt
+            rendering = Rendering(template.render(masked, masked_tools, generate=True), ())
+        cuts = [0, *(cut for turn in rendering.turns for cut in turn.span), len(rendering.text)]
+        encoded = self._encode(rendering.text, list(itertools.pairwise(cuts)), unmask)
+        return [token for tokens in encoded for token in tokens]
+
+    @property
+    def message_fields(self) -> frozenset[str]:
+        """Names of fields that the chat template may read from a message."""
+        templates = filter(None, {self._template, self._tool_template})
+        return frozenset(name for template in templates for name in template.fields)
+
+    def _template_for(self, tools: Tools | None) -> ChatTemplate:
+        template = self._tool_template if tools else self._template
+        if template is None:
+            raise RecordError(Reason.BAD_FORM, "messages need a chat template, the backbone's tokenizer has none")
+        if tools and not template.reads_tools:
+            raise RecordError(Reason.BAD_FORM, "tools cannot be learned: the chat template does not write them")
+        return template
 
     def to_text(self, ids: Sequence[int]) -> str:
         """Decode tokens to text, without control tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _turn_end(self) -> list[int]:
-        """The control token that the template writes after an answer, if any."""
-        answer = "\N{PILCROW SIGN}"
-        try:
-            whole = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}])
-        except RecordError:
-            return []
-        tail = whole.rpartition(answer)[2]
-        return [control for _, control in self._pieces(tail) if control is not None][:1]
-
-    def _render(self, messages: list[Message], *, generate: bool = False) -> str:
-        if self._template is None:
-            raise RecordError(Reason.BAD_FORM, "messages need a chat template, the backbone's tokenizer has none")
-        if self._in_parts:
-            messages = [{**message, "content": _parts(message["content"])} for message in messages]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, chat_template=self._template, tokenize=False, add_generation_prompt=generate
-                )
-            )
-        except Exception as error:  # a template is a program and may raise any error
-            raise RecordError(Reason.BAD_FORM, f"messages must fit the chat template: {str(error)[:200]}") from error
-
-    def _every_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
-        """The span of each assistant turn in `whole`; empty when the template rewrites earlier turns."""
-        spans: list[tuple[int, int]] = []
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            try:
-                before, upto = self._render(messages[:i], generate=True), self._render(messages[: i + 1])
-            except RecordError:
-                return []
-            if not (upto.startswith(before) and whole.startswith(upto)) or (spans and len(before) < spans[-1][1]):
-                return []
-            spans.append((len(before), len(upto)))
-        return spans
-
-    def _last_turn(self, messages: list[Message], whole: str) -> list[tuple[int, int]]:
-        """The span of the last turn only."""
-        before = self._render(messages[:-1], generate=True)
-        if not whole.startswith(before):
-            raise RecordError(
-                Reason.BAD_FORM,
-                "messages cannot be learned: the chat template's generation prompt must be a prefix of its assistant "
-                "turn, and is not; use prompt and completion",
-            )
-        return [(len(before), len(whole))]
-
-    def _mask(self, messages: list[Message]) -> tuple[list[Message], Callable[[str], str]]:
-        """The messages with the names of control tokens masked, and the function that restores them."""
-        contents = [part["text"] for message in messages for part in _parts(message["content"]) if "text" in part]
-        if not any(self._name.search(content) for content in contents):
-            return messages, str
-        mark = next((chr(c) for c in _MARKS if not any(chr(c) in content for content in contents)), None)
+    def _mask(
+        self, messages: list[Message], tools: Tools | None
+    ) -> tuple[list[Message], Tools | None, Callable[[str], str]]:
+        """Messages and tools with the names of control tokens masked, and the function that restores them."""
+        texts = list(_strings([messages, tools or ()]))
+        if not any(self._name.search(text) for text in texts):
+            return messages, tools, str
+        mark = next((chr(c) for c in _MASKS if not any(chr(c) in text for text in texts)), None)
         if mark is None:
             raise RecordError(
                 Reason.BAD_FORM,
@@ -168,30 +181,45 @@ class Encoder:
         def mask(text: str) -> str:
             return self._name.sub(lambda m: f"{mark}{self._names.index(m[0])}{mark}", text)
 
-        masked = [{**message, "content": _mapped(message["content"], mask)} for message in messages]
-        return masked, lambda text: re.sub(f"{mark}([0-9]+){mark}", lambda m: self._names[int(m[1])], text)
+        def unmask(text: str) -> str:
+            return re.sub(f"{mark}([0-9]+){mark}", lambda m: self._names[int(m[1])], text)
 
-    def _encode(self, whole: str, unmask: Callable[[str], str]) -> tuple[list[int], NDArray[np.int64]]:
-        """Token ids of a rendering, and where each starts in the unmasked text."""
-        if unmask is str:
-            joint = self._joint.encode(whole, add_special_tokens=False)
-            written = [control for _, control in self._pieces(whole) if control is not None]
-            if [token for token in joint.ids if token in self._forged] == written:  # exactly what transformers returns
-                return joint.ids, np.array([start for start, _ in joint.offsets])
-        ids: list[int] = []
-        starts: list[int] = []
-        base = 0
-        for piece, control in self._pieces(whole):
-            text = unmask(piece)
-            if control is None:
-                encoding = self._encode_literally(text)
-                ids += encoding.ids
-                starts += [base + start for start, _ in encoding.offsets]
-            else:
-                ids.append(control)
-                starts.append(base)
-            base += len(text)
-        return ids, np.array(starts)
+        masked = [{**_mapped(message, mask), "role": message["role"]} for message in messages]
+        return masked, None if tools is None else _mapped(tools, mask), unmask
+
+    def _encode(self, text: str, segments: Sequence[tuple[int, int]], unmask: Callable[[str], str]) -> list[list[int]]:
+        """Token ids of each segment of a rendering; the segments are consecutive."""
+        encoded: list[list[int]] = [[] for _ in segments]
+        pieces: list[tuple[int, list[int] | str, bool]] = []  # its segment, token or text, whether a prefix is added
+        adds_prefix = True
+        for number, (start, end) in enumerate(segments):
+            for piece, control in self._pieces(text[start:end]):
+                if control is not None:
+                    pieces.append((number, [control], False))
+                    adds_prefix = self._prefix_after_control
+                elif piece:
+                    pieces.append((number, unmask(piece), adds_prefix))
+                    adds_prefix = False
+        starts = iter(self._encode_each([piece for _, piece, prefix in pieces if isinstance(piece, str) and prefix]))
+        others = iter(self._continued([piece for _, piece, prefix in pieces if isinstance(piece, str) and not prefix]))
+        for number, token_or_text, prefix in pieces:
+            encoded[number] += token_or_text if isinstance(token_or_text, list) else next(starts if prefix else others)
+        return encoded
+
+    def _encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts in which no control token is recognized."""
+        encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)  # without offsets
+        return [self._without_controls(encoding).ids for encoding in encodings]
+
+    def _continued(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts that follow another one: tokenizers like SentencePiece put a space before the first only."""
+        if not self._adds_prefix:
+            return self._encode_each(texts)
+        newline = len(self._newline)
+        encoded = zip(texts, self._encode_each([f"\n{text}" for text in texts]), strict=True)
+        return [
+            ids[newline:] if ids[:newline] == self._newline else self._encode_each([text])[0] for text, ids in encoded
+        ]
 
     def _pieces(self, whole: str) -> Iterator[tuple[str, int | None]]:
         """Split the rendering at the template's control tokens: each piece, with its id if it is a control token."""
@@ -204,10 +232,6 @@ class Encoder:
             end = match.end()
         yield whole[end:], None
 
-    def _encode_literally(self, text: str) -> Encoding:
-        """The encoding of text in which no control token is recognized."""
-        return self._without_controls(self._plain.encode(text, add_special_tokens=False))
-
     def _without_controls(self, encoding: Encoding) -> Encoding:
         if not self._forged.isdisjoint(encoding.ids):
             name = next(name for name in self._names if self._ids[name] in encoding.ids)
@@ -218,44 +242,48 @@ class Encoder:
         return encoding
 
 
-def _unmasked_spans(
-    whole: str, spans: Sequence[tuple[int, int]], unmask: Callable[[str], str]
-) -> Iterator[tuple[int, int]]:
-    """The same spans in the unmasked text; each part is unmasked once, because a record may hold 128 spans of 1 MB.
-
-    A boundary lies where a rendering ended, so it never splits a mask.
-    """
-    done, length = 0, 0
-    for span in spans:
-        unmasked = []
-        for boundary in span:
-            length += len(unmask(whole[done:boundary]))
-            done = boundary
-            unmasked.append(length)
-        yield unmasked[0], unmasked[1]
+def _segments(rendering: Rendering) -> Iterator[tuple[int, int, Turn | None]]:
+    """Divide a rendering at its turns, up to the end of the last one; each part, with its turn if it is learned."""
+    position = 0
+    for turn in rendering.turns:
+        cuts: list[tuple[int, Turn | None]] = [(turn.span.start, None)]
+        for start, end in turn.learned:
+            cuts += [(start, None), (end, turn)]
+        for cut, learned in (*cuts, (turn.span.end, None)):
+            yield position, cut, learned
+            position = cut
 
 
-def _template(tokenizer: Any) -> str | None:
+def _templates(tokenizer: Any) -> tuple[str | None, str | None]:
+    """The tokenizer's chat templates: for conversations, and for those with tools."""
     try:
-        template = str(tokenizer.get_chat_template())
+        return str(tokenizer.get_chat_template()), str(tokenizer.get_chat_template(tools=[{}]))
     except ValueError:
-        return None
-    return _dated(template)
+        return None, None
 
 
-def _dated(template: str) -> str:
-    return f"{_FIXED_DATE}{template}" if "strftime_now" in template else template
+def _strings(value: object) -> Iterator[str]:
+    """Every string in a tree, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
 
 
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
-
-
-def _mapped(content: str | list[dict[str, str]], change: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """The content with `change` applied to every text."""
-    if isinstance(content, str):
-        return change(content)
-    return [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A tree with `change` applied to every string, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_mapped(item, change) for item in value]
+    return value
 
 
 def _bos(core: Tokenizer, bos: int | None) -> list[int]:

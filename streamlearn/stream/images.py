@@ -20,9 +20,10 @@ from PIL import Image, ImageFile, ImageOps
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.encode import Encoder, Message
+from streamlearn.stream.encode import Encoder
 from streamlearn.stream.parse import json_type
 from streamlearn.stream.record import IGNORED, ImageInputs, RecordImage
+from streamlearn.stream.template import Message
 
 _BEGINNINGS: Mapping[str, bytes] = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 _OTHERS: Mapping[str, re.Pattern[bytes]] = {

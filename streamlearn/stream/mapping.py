@@ -11,17 +11,17 @@ import base64
 import binascii
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NamedTuple, NoReturn
 
 import orjson
 
 from streamlearn.errors import IGNORABLE, Reason, RecordError
 from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.settings.records import FORM_FIELDS, WHOLE, Role, is_template, path_keys, template_parts
+from streamlearn.stream.conversation import ROLES
 from streamlearn.stream.parse import json_type, parse, parse_text, too_large
 from streamlearn.stream.record import COMPANIONS, FORMS, Form
 
-ROLES = get_args(Role)
 _ROLE_NAMES: dict[str, Role] = {
     "human": "user",
     "gpt": "assistant",
@@ -325,13 +325,13 @@ class RecordMapping:
 
     def _with_roles(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the record with the usual names of roles, and `from` and `value` as role and content."""
-        for name in ("messages", "prompt", "completion", "tools"):
+        for name in ("messages", "prompt", "completion"):
             turns = record.get(name)
-            if turns is None or (isinstance(turns, str) and name in FORM_FIELDS and name != "messages"):
+            if turns is None or (isinstance(turns, str) and name != "messages"):
                 continue
             if isinstance(turns, str) and turns.lstrip().startswith("["):  # a column of JSON in a database
                 turns = parse_text(turns, name, self._limits)
-            if name != "tools" and isinstance(turns, list):
+            if isinstance(turns, list):
                 turns = self._turns(turns)
             if turns is not record[name]:
                 record = {**record, name: turns}

@@ -56,20 +56,6 @@ def favour(learner: Learner, slot: int, expert: int, strength: float = 50.0) -> 
         bank.bias_HKN[:, expert, slot] = strength
 
 
-@pytest.mark.parametrize("preset", ["mh-moe", "mot"])
-def test_hooks_get_a_description_of_each_routed_layer(make_learner: MakeLearner, preset: str) -> None:
-    """Names are those of the banks; the block is the layer itself, or the transformer block for sequence routing."""
-    learner = make_learner(preset=preset)
-    routed = [bank for bank in learner.banks if bank.router is not None]
-    found = recorded(learner, EXAMPLES, None).layers
-    assert [layer.name for layer in found] == [bank.name for bank in routed]
-    config = learner.banks[0].layer.head_lora_config["default"]
-    for layer, bank in zip(found, routed, strict=True):
-        assert layer == bank.info
-        assert (layer.routes, layer.scaling, layer.is_vision) == (config.routes, config.scaling, False)
-        assert layer.block == (bank.name if preset == "mh-moe" else ".".join(bank.name.split(".")[:3]))
-
-
 def test_each_record_is_routed_with_its_own_regimes_bias(make_learner: MakeLearner) -> None:
     """Two regimes in one packed batch: the tokens of each record go where its own bias sends them."""
     learner = make_learner(preset="cp-moe")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingContextHolder, Sequences, routing_context
@@ -16,7 +15,6 @@ from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.tuner import add_regime, attach, delete_adapter
 from streamlearn.backbone.load import load, outline
-from streamlearn.errors import ConfigError
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
@@ -97,26 +95,6 @@ def test_a_sequence_may_have_the_mean_of_adapters(config: HeadLoraConfig) -> Non
     torch.testing.assert_close(made(x) - made.base_layer(x), torch.cat(expected))
 
 
-def test_a_regime_that_is_not_in_the_pass_gets_no_gradient() -> None:
-    """Not even zeros: a step's cost does not grow with the number of regimes."""
-    made = layer(OWN)
-    x = torch.randn(4, 24, dtype=torch.float64)
-    made.context_holder.context = RoutingContext(Sequences(lengths=(4,), slots=(1,)))
-    made(x).sum().backward()
-    with_gradient = {name for name, p in made.named_parameters() if p.grad is not None}
-    assert with_gradient == {f"head_lora_{part}.{regime_adapter(1)}" for part in "AB"}
-
-
-def test_without_regimes_the_active_adapter_applies() -> None:
-    """As PEFT's own tuners do: a regime's folder can be loaded and used without a stream."""
-    made = layer(OWN)
-    BaseTunerLayer.set_adapter(made, regime_adapter(2))  # nn.Module hides its type
-    x = torch.randn(4, 24, dtype=torch.float64)
-    expected, _ = run(made, x, [2], [4])
-    made.context_holder.context = RoutingContext()
-    assert torch.equal(made(x), expected)
-
-
 @pytest.fixture
 def model(tiny: Path) -> PeftModel:
     settings = BackboneSettings(model=str(tiny), dtype="float32", device="cpu")
@@ -158,14 +136,6 @@ def test_a_regime_is_a_peft_folder(model: PeftModel, tiny: Path, tmp_path: Path)
     alone = PeftModel.from_pretrained(load(settings, outline(settings)).model, str(tmp_path / regime_adapter(1)))
     with torch.no_grad():
         assert torch.equal(alone(ids).logits, expected)
-
-
-def test_adapters_of_one_regime_have_no_cp_bias() -> None:
-    """Nor can they route whole sequences."""
-    with pytest.raises(ConfigError, match=r"per_regime: must be false with a CP bias"):
-        HeadLoraConfig(per_regime=True, regimes=2)
-    with pytest.raises(ConfigError, match=r"per_regime: must be false where whole sequences are routed"):
-        HeadLoraConfig(per_regime=True, routes="sequences", num_heads=1)
 
 
 PRESETS = ["streamlearn", "cp-moe", "mot"]
@@ -231,14 +201,6 @@ def test_its_tokens_keep_the_linears_output(config: HeadLoraConfig, slots: list[
             made.context_holder.context = RoutingContext(Sequences(lengths=(LENGTH,), slots=(slot,)))
             torch.testing.assert_close(found[own], made(x[own]))
             assert not torch.equal(found[own], frozen[own])
-
-
-def test_alone_it_has_the_backbones_logits(trained: Learner) -> None:
-    """Bit for bit."""
-    with trained.model.disable_adapter():
-        expected = logits(trained, None)
-    assert torch.equal(logits(trained, [NO_REGIME] * 4), expected)
-    assert not torch.equal(logits(trained, [0] * 4), expected)
 
 
 def test_in_a_mixed_batch_it_has_the_backbones_logits(trained: Learner) -> None:

@@ -1,7 +1,5 @@
 """The PEFT tuner on models: `attach`, `banks`, `save_pretrained`, `PeftModel.from_pretrained`."""
 
-import copy
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,6 @@ from transformers import (
 
 from streamlearn.adapters.presets import PRESETS, HeadLoraConfig, resolve
 from streamlearn.adapters.tuner import attach, banks
-from streamlearn.errors import ConfigError
 from streamlearn.settings import AdapterSettings
 from tests.variants import variants
 
@@ -128,35 +125,6 @@ def test_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path, dtype: str) -> Non
     assert all(torch.equal(loaded["state"][name], p) for name, p in state.items())
 
 
-def test_banks_come_in_the_backbones_order() -> None:
-    """Names, shapes and order depend only on the backbone and the configuration."""
-    found = banks(attach(backbone(), HeadLoraConfig(), seed=1))
-    linears = ("gate_proj", "up_proj", "down_proj")
-    assert [bank.name for bank in found] == [f"model.layers.{i}.mlp.{name}" for i in (0, 1) for name in linears]
-    first = found[0]
-    assert (first.A.shape, first.B.shape) == ((8, 4, 4, 4), (8, 4, 4, 48))
-    assert first.router is not None
-    assert first.router.shape == (8, 4, 4)
-    assert all(p.requires_grad for bank in found for p in (bank.A, bank.B))
-
-
-def test_the_seed_decides_the_start() -> None:
-    """The global random state has no effect and does not change."""
-    state = torch.random.get_rng_state()
-    first, again, other = (banks(attach(backbone(), HeadLoraConfig(), seed=s))[0].A for s in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_nothing_is_attached_where_the_check_refuses() -> None:
-    """A refused backbone is not modified."""
-    model = backbone()
-    with pytest.raises(ConfigError, match=re.escape("the backbone has no linear named up")):
-        attach(model, HeadLoraConfig(target_modules=["up"]), seed=1)
-    assert not banks(model)
-
-
 @pytest.mark.parametrize("merge", ["merge_and_unload", "merge_adapter"])
 def test_merging_is_refused(merge: str) -> None:
     """Experts selected per token are not one matrix; the message says what to do instead."""
@@ -207,17 +175,6 @@ def logits_of(model: PeftModel) -> Tensor:
     return found
 
 
-def test_hooks_see_the_frozen_output() -> None:
-    model = adapted()
-    linear = model.base_model.model.model.layers[0].mlp.up_proj
-    expected = logits_of(model)
-    seen: list[tuple[Tensor, Tensor]] = []
-    linear.base_layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    assert torch.equal(logits_of(model), expected)
-    ((x, y),) = seen
-    assert torch.equal(y, nn.functional.linear(x, linear.base_layer.weight))
-
-
 def test_a_linear_that_keeps_its_output_for_the_backward_pass() -> None:
     """As quantized ones may; its gradient would be refused if the output were changed."""
 
@@ -235,15 +192,6 @@ def test_a_linear_that_keeps_its_output_for_the_backward_pass() -> None:
         x = torch.randn(2, 3, 32, requires_grad=True)
         model(x).sum().backward()
         assert x.grad is not None
-
-
-@pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
-def test_nothing_of_a_pass_outlives_it(options: dict[str, Any]) -> None:
-    """A trained model can be copied, and the copy computes the same."""
-    model = adapted(**options)
-    model(input_ids=LLAMA_IDS).logits.sum().backward()
-    assert model.base_model.context_holder.context.block_decisions == {}
-    torch.testing.assert_close(logits_of(copy.deepcopy(model)), logits_of(model))
 
 
 @pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
@@ -276,14 +224,6 @@ def test_generation_keeps_the_experts_of_the_prompt() -> None:
     assert decided == [2], "one decision a sequence"
     model.generate(input_ids=LLAMA_IDS, **options)
     assert decided == [2, 2], "the next prompt is routed again"
-
-
-@pytest.mark.parametrize("options", [TOKENS, SEQUENCES], ids=["tokens", "sequences"])
-def test_weights_are_read_onto_the_meta_device_and_from_there(options: dict[str, Any], tmp_path: Path) -> None:
-    model = adapted(**options)
-    model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(llama(), tmp_path, low_cpu_mem_usage=True).eval()
-    assert torch.equal(logits_of(again), logits_of(model))
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # by dynamo itself

@@ -16,10 +16,8 @@ from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.backbone import load as arithmetic
 from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import (
-    BUILTIN,
     Backbone,
     choose,
-    cpu_multiplies_bf16,
     digest,
     load,
     locate,
@@ -150,13 +148,6 @@ def test_an_outline_needs_no_weights(folder: Path) -> None:
     assert shape.linears == expected
 
 
-def test_the_builtin_model_is_there() -> None:
-    """`builtin:nano` has an attention that can be packed."""
-    shape = outline(BackboneSettings(model="builtin:nano"))
-    assert shape.folder == BUILTIN["builtin:nano"]
-    assert "layers.0.mlp.up_proj" in shape.linears
-
-
 def test_an_unknown_builtin_is_refused() -> None:
     """The message lists the builtin models."""
     assert refusals(settings_for("builtin:giant")) == {
@@ -210,29 +201,12 @@ def test_a_hub_model_is_downloaded_at_its_commit(folder: Path, monkeypatch: pyte
     assert backbone.identity == {"model": "owner/name", "revision": REVISION, "digest": digest(folder)}
 
 
-def test_an_unreachable_hub_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the model and the commit."""
-
-    def download(*_: object, **__: object) -> str:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    message = refusal(settings_for("owner/name", revision=REVISION))
-    assert message == f"backbone.model owner/name at {REVISION}: cannot be downloaded from the hub: no route to host"
-
-
 def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
     """Pickled weights are not read."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert refusals(settings_for(folder)) == {
         f"backbone.model {folder}: the folder has no *.safetensors; convert the weights with save_pretrained"
     }
-
-
-def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    """Only causal language models are accepted."""
-    folder = config_alone(tmp_path, "clip")
-    assert "not a causal language model supported by the installed transformers" in refusal(settings_for(folder))
 
 
 def test_code_from_a_models_folder_is_not_run(folder: Path) -> None:
@@ -374,30 +348,11 @@ def test_the_digest_covers_what_determines_the_result(folder: Path, name: str) -
     assert digest(folder) != before
 
 
-def test_the_digest_covers_names_and_nothing_else(folder: Path) -> None:
-    """A renamed file changes the digest; a README and the location on disk do not."""
-    before = digest(folder)
-    (folder / "README.md").write_text("a note")
-    moved = folder.rename(folder.with_name("elsewhere"))
-    assert digest(moved) == before
-    (moved / "generation_config.json").rename(moved / "other_config.json")
-    assert digest(moved) != before
-
-
 CPU = torch.device("cpu")
 
 
 def forbidden(*_: object, **__: object) -> float:
     raise AssertionError("no measurement expected")
-
-
-@pytest.mark.parametrize("expected", ["bfloat16", "float32"])
-def test_a_configured_dtype_needs_no_measurement(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A configured dtype is used without any test of the machine."""
-    monkeypatch.setattr(arithmetic, "cpu_multiplies_bf16", forbidden)
-    monkeypatch.setattr(arithmetic, "product_seconds", forbidden)
-    chosen = choose(expected, CPU)  # type: ignore[arg-type]  # one of the two literals
-    assert (chosen.name, chosen.dtype, chosen.reason) == (expected, getattr(torch, expected), "configured")
 
 
 def test_auto_never_measures_an_emulated_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,39 +376,3 @@ def test_auto_takes_the_faster_product(
     chosen = choose("auto", CPU)
     assert chosen.dtype is dtype
     assert chosen.reason == f"a bf16 product runs at {ratio} times the speed of float32 here"
-
-
-@pytest.mark.parametrize(
-    ("native", "dtype", "reason"),
-    [(True, torch.bfloat16, "the GPU has bf16"), (False, torch.float32, "the GPU lacks bf16")],
-)
-def test_auto_uses_native_bf16_on_a_gpu(
-    native: bool, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Emulated bf16 on a GPU does not count."""
-
-    def supported(*, including_emulation: bool) -> bool:
-        return native or including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    chosen = choose("auto", torch.device("cuda"))
-    assert (chosen.dtype, chosen.reason) == (dtype, reason)
-
-
-@pytest.mark.parametrize(
-    ("capability", "amx", "avx512_bf16", "expected"),
-    [
-        ("AVX512", False, False, False),
-        ("AVX512", True, False, True),
-        ("AVX512", False, True, True),
-        ("NO AVX", True, True, False),
-    ],
-)
-def test_a_cpu_multiplies_bf16_with_amx_or_avx512_bf16(
-    capability: str, amx: bool, avx512_bf16: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Either unit is sufficient, unless torch is configured to use no vector instructions."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16, raising=False)
-    assert cpu_multiplies_bf16() is expected

@@ -110,50 +110,6 @@ def test_the_optimizer_adds_the_penaltys_own_gradient() -> None:
         assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
 
 
-def test_importance_over_the_rank_holds_every_weight_of_it() -> None:
-    """One value for all of the rank has the penalty, and the step, of that value repeated."""
-    one, repeated = group(), group()
-    omega = {name: value.mean(2, keepdim=True) for name, value in importance(1).items()}
-    narrow, wide = Anchors([one], STRENGTH, over_rank=True), Anchors([repeated], STRENGTH, over_rank=False)
-    hold(narrow, omega)
-    hold(wide, {name: value.expand(H, K, R, -1) for name, value in omega.items()})
-    for made in (one, repeated):
-        moved(made, 2)
-        for parameter in made.parameters.values():
-            parameter.grad = torch.ones_like(parameter)
-    assert penalty(one) == pytest.approx(penalty(repeated))
-    made_load = torch.tensor([[1, 0, 1], [0, 0, 1]])  # some experts only: their importance is selected too
-    for made in (one, repeated):
-        made.load_HK = made_load
-        MaskedAdamW([made], LearnerSettings(lr=1e-2)).step(1e-2)
-    for name in one.parameters:
-        assert torch.equal(one.parameters[name], repeated.parameters[name])
-
-
-def test_without_importance_nothing_is_held() -> None:
-    """The penalty goes when the last importance does, and the optimizer computes none."""
-    made = group()
-    anchors = Anchors([made], STRENGTH, over_rank=False)
-    hold(anchors, importance(1))
-    assert set(made.holds) == {"A", "B"}
-    hold(anchors, {name: torch.zeros_like(value) for name, value in importance(1).items()})
-    assert made.holds == {}
-
-
-def test_it_goes_on_from_a_saved_state() -> None:
-    """Importance, anchors and the optimizer's penalties are restored."""
-    first, second = group(), group()
-    anchors, restored = (Anchors([made], STRENGTH, over_rank=False) for made in (first, second))
-    hold(anchors, importance(1))
-    for name, tensor in restored.state().items():
-        tensor.copy_(anchors.state()[name])
-    restored.hold()
-    moved(first, 2)
-    moved(second, 2)
-    assert penalty(second) == penalty(first) > 0
-    assert set(second.holds) == {"A", "B"}
-
-
 DAMPING = 1e-3
 SHAPES = {"bank.A": (H, K, 1, S), "bank.B": (H, K, 1, O)}
 
@@ -166,10 +122,6 @@ def store_of_regimes() -> tuple[RegimeImportance, dict[str, Tensor]]:
 def averaged(seed: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {name: torch.rand(shape, generator=draw) for name, shape in SHAPES.items()}
-
-
-def copied(held: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in held.items()}
 
 
 def test_a_regime_is_held_by_the_others_only() -> None:
@@ -212,16 +164,6 @@ def test_what_a_regime_contributes_is_bounded(returns: int) -> None:
         torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
 
 
-def test_the_weight_is_that_of_the_expert() -> None:
-    """H of CP-MoE eq. 13."""
-    store, held = store_of_regimes()
-    h_HK = torch.rand(H, K, generator=torch.Generator().manual_seed(9))
-    store.add(0, averaged(1), {"bank": h_HK})
-    store.enter(1)
-    for name, value in held.items():
-        torch.testing.assert_close(value, averaged(1)[name] * h_HK[:, :, None, None])
-
-
 def test_a_released_regime_holds_nothing() -> None:
     """At once, in the regime that is in training."""
     store, held = store_of_regimes()
@@ -233,25 +175,6 @@ def test_a_released_regime_holds_nothing() -> None:
     store.release(0)
     store.release(1)
     assert not any(value.any() for value in held.values())
-
-
-def test_it_goes_on_from_a_saved_state_bit_for_bit() -> None:
-    """Also into a store that has gone further, as a rollback does; the order in which regimes came does not matter."""
-    store, held = store_of_regimes()
-    for slot in (5, 0, 11):
-        store.add(slot, averaged(slot))
-    store.enter(11)
-    saved, before = {name: value.clone() for name, value in store.state().items()}, copied(held)
-    other, others_held = store_of_regimes()
-    other.add(7, averaged(7))
-    other.load_state({**dict(sorted(saved.items())), "consolidate.similarity.bank": torch.zeros(1)})
-    other.enter(11)
-    assert other.state().keys() == saved.keys()
-    assert all(torch.equal(others_held[name], before[name]) for name in SHAPES)
-    for each in (store, other):
-        each.add(0, averaged(3))
-        each.enter(11)
-    assert all(torch.equal(others_held[name], held[name]) for name in SHAPES)
 
 
 def test_every_segment_adds_and_a_release_removes_a_fraction(make_learner: MakeLearner) -> None:

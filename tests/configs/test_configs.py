@@ -49,14 +49,6 @@ def test_a_missing_backbone_says_how_to_make_it() -> None:
         check_backbone(settings.model_copy(update={"backbone": missing}))
 
 
-def test_the_quickstart_reads_the_bundled_sample() -> None:
-    """Its stream is in the repository and small."""
-    source = load(ROOT / "configs/quickstart.yaml").source.jsonl
-    assert source is not None
-    assert source.path.is_file()
-    assert sum(file.stat().st_size for file in source.path.parent.iterdir()) < 2_000_000
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_sample_holds_what_its_readme_says(split: str) -> None:
     """Three tasks with these numbers of records, each with a source and a licence in the README."""
@@ -69,10 +61,3 @@ def test_the_sample_holds_what_its_readme_says(split: str) -> None:
     licences = {row[0]: row[2] for row in rows if row[0].removeprefix("task").isdigit()}
     assert {task.partition("_")[0] for task in counts} == set(licences)
     assert all("CC BY 4.0" in licence or "MIT" in licence for licence in licences.values())
-
-
-def test_the_sample_is_compressed_without_a_time_stamp() -> None:
-    """The same records give the same bytes: bytes 4 to 8 of a gzip header are the modification time."""
-    files = sorted(SAMPLE.glob("*.gz"))
-    assert len(files) == 2
-    assert [file.read_bytes()[4:8] for file in files] == [bytes(4)] * 2

@@ -54,17 +54,7 @@ def learned(decoder: Decoder, form: dict[str, Any]) -> list[str]:
     return [decoder.text(run).removesuffix("\n") for run in runs if run]
 
 
-CONVERSATIONS = {
-    "openai-tools", "openai-weight", "text-parts", "named-user", "reasoning", "trl-conversational", "trl-preference",
-}  # fmt: skip
-
-
-def marked(form: dict[str, Any]) -> Any:
-    marks = [pytest.mark.xfail(strict=False, reason="fields of messages")] if form["name"] in CONVERSATIONS else []
-    return pytest.param(form, marks=marks, id=form["name"])
-
-
-@pytest.mark.parametrize("form", [marked(form) for form in FORMS if form["learned"]])
+@pytest.mark.parametrize("form", [form for form in FORMS if form["learned"]], ids=lambda form: form["name"])
 def test_a_form_is_learned_with_its_setting(form: dict[str, Any]) -> None:
     """What is learned is the text that the file gives, and nothing else."""
     runs = learned(decoder(form.get("setting")), form)

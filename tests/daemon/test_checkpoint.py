@@ -218,14 +218,6 @@ def test_what_is_not_read_keeps_its_place_in_the_position() -> None:
     assert state.ledger.position == Position({A: 4, B: 7})
 
 
-def test_a_gap_is_passed_once() -> None:
-    """After it, the same list changes nothing."""
-    state = RunState(Ledger(Position({A: 14})))
-    state.skip_gaps([Gap(A, 6, 9), Gap(A, 9, 12)])
-    assert dict(state.ledger.position) == {A: 14}
-    assert not state.moved_since_save
-
-
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 SETTINGS = StreamSettings(batch_records=3, batch_tokens=100, max_tokens=50)
 
@@ -293,37 +285,3 @@ def test_a_restored_ledger_continues_like_the_original(stream: Stream, data: st.
         resumed.account(batch, refused=False)
     assert resumed.rows() == straight.rows()
     assert resumed.position == straight.position
-
-
-def test_rows_name_every_known_partition_in_order() -> None:
-    """A partition without records has a row of zeros; rows are sorted."""
-    ledger = Ledger(Position({ORIGINS[2]: 5, ORIGINS[0]: 0}))
-    ledger.account(Batch((Record(ORIGINS[1], 4, b"{}"),), (example([9, 9]),)), refused=False)
-    assert ledger.rows() == [("a", 0, 0, 0, 0, 0), ("a", 1, 1, 0, 0, 0), ("b", 0, 0, 0, 0, 0)]
-
-
-def test_a_batch_moves_only_its_own_partitions() -> None:
-    """Other positions stay the same; after gaps a position is the last offset plus one, not a count."""
-    a0, a1, _ = ORIGINS
-    batcher = Batcher(SETTINGS)
-    batcher.add(Record(a1, 7, b"{}"), example([9, 9]))
-    batcher.add_dead_lettered(Record(a1, 11, b"{}"), Reason.EMPTY)
-    ledger = Ledger(Position({a0: 3, a1: 5}))
-    (batch,) = batcher.flush()
-    ledger.account(batch, refused=True)
-    assert ledger.position == Position({a0: 3, a1: 12})
-    assert ledger.rows() == [("a", 0, 0, 0, 0, 0), ("a", 1, 0, 2, 0, 0)]
-
-
-def test_held_out_records_are_counted_separately() -> None:
-    """Trained, dead-lettered and held-out records add up to the records read."""
-    origin = ORIGINS[0]
-    batcher = Batcher(SETTINGS)
-    batcher.add_dead_lettered(Record(origin, 0, b"{}"), Reason.EMPTY)
-    for offset in (1, 2):
-        batcher.add(Record(origin, offset, b"{}"), example([9, 9]))
-    (batch,) = batcher.flush()
-    ledger = Ledger()
-    ledger.account(batch, refused=False, held_out=[1])
-    assert ledger.rows() == [("a", 0, 1, 1, 1, 0)]
-    assert Ledger.restore(ledger.position, ledger.rows()).rows() == ledger.rows()

@@ -15,7 +15,7 @@ import streamlearn.learner.learner as learner_module
 from connectors.jsonl import JsonlSource
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import DivergedError, SnapshotError, SnapshotMismatchError, StateLockedError
+from streamlearn.errors import DivergedError, SnapshotMismatchError
 from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Step
@@ -138,21 +138,6 @@ class StopAfter:
         pass
 
 
-def test_every_record_is_trained_or_set_aside(make: Callable[..., Settings]) -> None:
-    """The ledger adds up, the position is after the last line, the bad lines are dead letters."""
-    lines = records(21)
-    lines[5:5] = [RUBBISH, b'{"text": 7}']
-    settings = make(lines)
-    _, daemon = run(settings)
-    (row,) = daemon.state.ledger.rows()
-    assert row[2:] == (21, 2, 0, 0)
-    assert list(daemon.state.ledger.position.values()) == [23]
-    assert daemon.state.reasons == {"not_json": 1, "bad_type": 1}
-    assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
-    status = daemon.board.read()
-    assert (status.records_trained, status.records_dead_lettered, status.step) == (21, 2, 6)
-
-
 def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> None:
     """Stopped after any step, the next process ends where an uninterrupted one ends, and replays nothing."""
     lines = records(30)
@@ -212,11 +197,10 @@ def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings])
     assert_same(whole, state)
 
 
-@pytest.mark.parametrize("last", [4, 5])
-def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings], last: int) -> None:
+def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings]) -> None:
     """After an accepted change of the batch size every step has one line, in order, with the new batches."""
     settings = make(records(30))
-    die(settings, last)
+    die(settings, 5)
     stream = settings.stream.model_copy(update={"batch_records": 3})
     smaller = settings.model_copy(update={"stream": stream})
     with opened(smaller, accept_config_change=True) as components:
@@ -310,14 +294,6 @@ def test_what_expired_while_it_was_read_is_left_out_for_good(
     assert_same(without, state)
 
 
-def test_a_snapshot_remembers_which_stream_it_was(make: Callable[..., Settings], expiring: type[Expiring]) -> None:
-    """The next process passes it to the source, which decides."""
-    settings = make(records(8))
-    run(settings)
-    run(settings)
-    assert expiring.remembered == [{}, {"stream.jsonl": "7f"}]
-
-
 @pytest.mark.broker
 @pytest.mark.usefixtures("leaked_sockets")
 def test_a_partition_that_expired_holds_up_no_other(
@@ -409,15 +385,14 @@ def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monk
     assert_same(without_numbers(state), without_numbers(clean))
 
 
-@pytest.mark.parametrize("after", [0, 8])
-def test_a_rollback_near_the_end_reads_the_rest_again(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, after: int
+def test_a_rollback_at_the_end_reads_the_rest_again(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source was exhausted at the third refusal; what the snapshot does not cover is read again."""
-    lines = records(20 + after)
+    lines = records(20)
     lines[20:20] = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(3 * PER_BATCH)]
     _, daemon = run_poisoned(make(lines, "poisoned", max_bad_batches=3), monkeypatch)
-    assert daemon.state.ledger.rows()[0][2:4] == (20 + after, 3 * PER_BATCH)
+    assert daemon.state.ledger.rows()[0][2:4] == (20, 3 * PER_BATCH)
 
 
 def test_divergence_after_a_rollback_ends_the_run(
@@ -439,34 +414,17 @@ def test_a_changed_configuration_is_refused_until_accepted(make: Callable[..., S
     assert daemon.state.ledger.rows()[0][2] == 16
 
 
-@pytest.mark.parametrize("preset", ["streamlearn", "cp-moe"])
-def test_a_run_continues_with_more_regimes(make: Callable[..., Settings], preset: str) -> None:
+def test_a_run_continues_with_more_regimes(make: Callable[..., Settings]) -> None:
     """As if there had been as many from the start: a slot that was never used changes nothing."""
 
     def ended(name: str, *limits: int) -> dict[str, Tensor]:
         for count, limit in zip((16, 32), limits, strict=True):
             settings = make(records(count), name=name)
-            settings = settings.model_copy(
-                update={
-                    "shift": settings.shift.model_copy(update={"max_regimes": limit}),
-                    "adapter": settings.adapter.model_copy(update={"preset": preset}),
-                }
-            )
+            settings = settings.model_copy(update={"shift": settings.shift.model_copy(update={"max_regimes": limit})})
             state, _ = run(settings, accept_config_change=True)
         return state
 
-    grown, whole = ended("grown", 4, 9), ended("whole", 9, 9)
-    assert grown.keys() == whole.keys()
-    assert [name for name in grown if not torch.equal(grown[name], whole[name])] == []
-
-
-def test_another_adapter_shape_is_never_accepted(make: Callable[..., Settings]) -> None:
-    """Weights of another shape mean nothing."""
-    run(make(records(8)))
-    settings = make(records(8))
-    other = settings.model_copy(update={"adapter": settings.adapter.model_copy(update={"rank": 2})})
-    with pytest.raises(SnapshotMismatchError, match="--fresh"):
-        run(other, accept_config_change=True)
+    assert_same(ended("grown", 4, 9), ended("whole", 9, 9))
 
 
 def test_fresh_sets_the_old_state_aside(make: Callable[..., Settings]) -> None:
@@ -476,31 +434,3 @@ def test_fresh_sets_the_old_state_aside(make: Callable[..., Settings]) -> None:
     _, daemon = run(settings, fresh=True)
     assert daemon.state.ledger.rows()[0][2] == 8
     assert len([path for path in settings.state.iterdir() if path.is_dir()]) == 2
-
-
-def test_one_state_folder_has_one_daemon(make: Callable[..., Settings]) -> None:
-    """The second is refused before it loads anything."""
-    settings = make(records(8))
-    with opened(settings), pytest.raises(StateLockedError, match="locked by process"):
-        Components(settings)
-
-
-def test_a_failed_snapshot_does_not_stop_learning(
-    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run continues, and the last snapshot covers everything."""
-    settings = make(records(40))
-    with opened(settings) as components:
-        real, calls = components.store.save, []
-
-        def save(*args: Any) -> SnapshotInfo:
-            calls.append(args)
-            if len(calls) == 2:
-                raise SnapshotError("no space left")
-            return real(*args)
-
-        monkeypatch.setattr(components.store, "save", save)
-        daemon_of(components).run()
-        newest = components.store.newest()
-    assert newest is not None
-    assert newest.manifest.ledger[0].trained == 40

@@ -3,6 +3,7 @@
 To write the golden run again, for a new format only: python -m tests.daemon.test_golden_run
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -21,6 +22,8 @@ from tests.daemon.test_daemon import daemon_of, opened
 from tests.doubles import tiny_backbone
 
 GOLDEN = Path(__file__).parent / "golden" / "format-3"
+BACKBONE = "./backbone"
+"""Relative, so that the snapshot names no folder of the machine that wrote it."""
 STEP, PER_BATCH = 20, 4
 WORDS = ["fox", "dog", "cat", "owl", "hen"]
 
@@ -37,13 +40,15 @@ def lines(num_steps: int) -> list[bytes]:
 
 
 def settings(folder: Path, records: list[bytes]) -> Settings:
+    """The run's configuration; the current directory must be `folder`."""
+    tiny_backbone(folder / BACKBONE)
     (folder / "stream.jsonl").write_bytes(b"\n".join(records) + b"\n")
     return Settings.model_validate(
         {
             "state": folder / "state",
             "source": {"jsonl": {"path": folder / "stream.jsonl"}},
             "stream": {"max_tokens": 32, "batch_tokens": 32 * PER_BATCH, "batch_records": PER_BATCH},
-            "backbone": {"model": str(tiny_backbone(folder / "backbone")), "dtype": "float32"},
+            "backbone": {"model": BACKBONE, "dtype": "float32"},
             "adapter": {"num_heads": 4, "rank": 1},
             "shift": {"lookahead_records": 8, "max_regimes": 4},
             "holdout": {"every_records": 10},
@@ -56,6 +61,7 @@ def settings(folder: Path, records: list[bytes]) -> Settings:
 def components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Components]:
     """The golden run, opened with a longer stream."""
     state = tmp_path / "state"
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(GOLDEN, state)
     manifest = orjson.loads((state / "snapshots" / f"{STEP:08d}" / "manifest.json").read_bytes())
     # The backbone is made again; the last bits of its random weights may depend on the version of torch.
@@ -83,7 +89,7 @@ def test_the_run_continues_and_knows_its_regimes(components: Components) -> None
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         with opened(settings(Path(name), lines(STEP))) as run:
             daemon_of(run).run()
         shutil.rmtree(GOLDEN, ignore_errors=True)

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.broker import free_ports
 from tests.end_to_end.process import START_AND_LEARN_S, STOP_S, DaemonProcess
+from tests.forked import ForkedProcess, run_command
 
 TIMEOUT_S = 60.0
 """`distributed.timeout_s`."""
@@ -27,9 +29,26 @@ class RanksProcess(DaemonProcess):
         self.seconds_to_end: list[float] = []
         """Time from each kill to the end of the last process."""
         self._random = random.Random(seed)
+        self._forked: list[ForkedProcess] = []
+        """The ranks of the run in progress, where torchrun did not start them."""
+
+    def start_forked(self, size: int) -> None:
+        """Start as many ranks without torchrun, which takes a fraction of the time, and return at once."""
+        self.size = size
+        (port,) = free_ports(1)
+        address = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        arguments = ["run", "--config", str(self.config)]
+        self._forked = [
+            ForkedProcess(
+                run_command, arguments, stderr=self.log, env={**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            )
+            for rank in range(size)
+        ]
+        self._process = self._forked[0]
 
     def start(self) -> None:
         """Start torchrun, or one process without it, and return at once."""
+        self._forked = []
         if self.size == 1:
             super().start()
             return
@@ -43,6 +62,8 @@ class RanksProcess(DaemonProcess):
 
     def ranks(self) -> dict[int, int]:
         """Rank -> process id, of those that run."""
+        if self._forked:
+            return {rank: process.pid for rank, process in enumerate(self._forked)}
         found = {}
         for entry in Path("/proc").iterdir():
             try:
@@ -76,6 +97,11 @@ class RanksProcess(DaemonProcess):
         assert self._process is not None
         return self._process.wait(timeout=START_AND_LEARN_S)
 
+    def wait_for_all(self) -> None:
+        """Wait for the end of every forked rank."""
+        for process in self._forked:
+            process.wait(timeout=TIMEOUT_S)
+
     def pause(self, seconds: float) -> None:
         """Suspend one rank, and resume it."""
         ranks = self.ranks()
@@ -89,4 +115,4 @@ class RanksProcess(DaemonProcess):
         ranks = self.ranks()
         code = super().terminate()
         assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()), f"still running: {ranks}"
-        return code - 1 if ranks else code
+        return code - 1 if ranks and not self._forked else code

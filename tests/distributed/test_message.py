@@ -41,13 +41,3 @@ def test_a_step_arrives_as_it_was_sent(sent: list[StoredExample], has_slots: boo
         np.testing.assert_array_equal(example.labels, original.labels)
         assert example.input_ids.dtype == np.int32
         assert example.sample_type == (b"|".join(original.images).hex() if original.images else original.sample_type)
-
-
-def test_other_messages_arrive_too() -> None:
-    """A beat, the dtype of the backbone, a pass of the leader."""
-    sent = [
-        RankMessage(Kind.BEAT),
-        RankMessage(Kind.LOAD, dtype="bfloat16"),
-        RankMessage(Kind.FORWARD, with_gradient=True),
-    ]
-    assert [RankMessage.decode(message.encode()) for message in sent] == sent

@@ -33,31 +33,31 @@ def daemon(tmp_path: Path) -> RanksProcess:
 
 
 def test_a_snapshot_of_two_processes_is_continued_by_one_and_by_two_again(daemon: RanksProcess) -> None:
-    """Each record is trained on or held out once, whoever was stopped or killed."""
-    steps = 0
-    for size in (2, 1, 2):
-        daemon.size = size
-        daemon.start()
-        steps += 10
-        daemon.wait_until(lambda steps=steps: daemon.journalled_step() > steps, "some steps")  # type: ignore[misc]
-        assert daemon.terminate() == 0, daemon.log.read_text()[-3000:]
+    """Each record is trained on or held out once, whoever was stopped or killed. torchrun starts the first run."""
     daemon.start()
-    daemon.wait_until(lambda: daemon.journalled_step() > steps, "some steps")
+    daemon.wait_until(lambda: daemon.journalled_step() > 10, "some steps")
+    assert daemon.terminate() == 0, daemon.log.read_text()[-3000:]
+    daemon.start_forked(1)
+    daemon.wait_until(lambda: daemon.journalled_step() > 20, "some steps")
+    assert daemon.terminate() == 0, daemon.log.read_text()[-3000:]
+    daemon.start_forked(2)
+    daemon.wait_until(lambda: daemon.journalled_step() > 30, "some steps")
     daemon.kill(rank=1)
     assert daemon.seconds_to_end[0] < TIMEOUT_S
     daemon.config.write_text(daemon.config.read_text().replace("follow: true", "follow: false"))
-    daemon.start()
+    daemon.start_forked(2)
     assert daemon.wait() == 0, daemon.log.read_text()[-3000:]
     assert daemon.newest().ledger() == {0: (RECORDS, 0, RECORDS)}
 
 
 def test_a_configuration_error_is_the_leaders(daemon: RanksProcess) -> None:
-    """It is told once, and the others end too."""
+    """It is reported once, and the others end too."""
     daemon.config.write_text(daemon.config.read_text().replace("num_heads: 4", "num_heads: 5"))
-    daemon.start()
-    assert daemon.wait() == 1
-    told = daemon.log.read_text()
-    assert told.count("streamlearn: adapter.num_heads") == 1, told
+    daemon.start_forked(2)
+    assert daemon.wait() == 78
+    daemon.wait_for_all()
+    output = daemon.log.read_text()
+    assert output.count("streamlearn: adapter.num_heads") == 1, output
 
 
 @pytest.mark.long

@@ -17,10 +17,11 @@ from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration
 
 DATA = Path(__file__).parents[3] / "shared/data/superni"
 TASKS = ("task002", "task1290", "task1729", "task363", "task875")
-GOOD, BAD, KILLS = 3000, 50, 5
+PER_TASK, BAD, KILLS = 240, 24, 5
 TAIL = 16  # records after the last one trained on; they wait for more records (shift.lookahead_records)
 UNUSABLE = (b"not json", b"", b'{"text": 5}', b'{"prompt": "no completion"}', b"[" * 100, b'{"input_ids": [99999999]}')
 PER_BATCH = 8
+GOOD = PER_TASK * len(TASKS)
 STEPS = GOOD // PER_BATCH
 
 pytestmark = [
@@ -32,11 +33,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def records() -> list[bytes]:
-    """3,000 SuperNI records with 50 unusable ones mixed in, the last one usable, and a tail."""
-    good = (orjson.dumps(record) for task in TASKS for record in read_task(DATA, task, "train"))
-    values = list(islice(good, GOOD + TAIL))
-    assert len(values) == GOOD + TAIL
-    tail = [values.pop() for _ in range(TAIL)]
+    """SuperNI records of five tasks with unusable ones mixed in, the last one usable, and a tail."""
+    rows = {task: [orjson.dumps(row) for row in islice(read_task(DATA, task, "train"), PER_TASK)] for task in TASKS}
+    values = [row for task in TASKS for row in rows[task]]
+    assert len(values) == GOOD
+    tail = values[-TAIL:]
     rng = random.Random(7)
     for number in range(BAD):
         values.insert(rng.randrange(len(values)), UNUSABLE[number % len(UNUSABLE)])

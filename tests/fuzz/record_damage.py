@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import MAX_MESSAGES
+from streamlearn.stream.conversation import MAX_MESSAGES
 
 JsonRecord = dict[str, Any]
 Damage = Callable[[JsonRecord, random.Random], bytes | None]

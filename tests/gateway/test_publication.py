@@ -77,7 +77,7 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
         result = run_to_end(route(RouteJob((*inputs,)), components.learner, components.decoder, adaptation.route))
         publish_sample(
             tmp_path / "published",
-            state=to_arrays(adaptation.inputs.state),
+            state=to_arrays(adaptation.monitor.trained),
             seed=settings.seed,
             max_known_rejected=settings.serve.max_known_rejected,
         )

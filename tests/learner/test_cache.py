@@ -56,15 +56,6 @@ def test_the_least_recently_used_are_evicted(cached: Learner) -> None:
     assert all(moment.untyped_storage().nbytes() == moment.element_size() for moment in moments)
 
 
-def test_an_adapter_in_memory_is_one_allocation(cached: Learner) -> None:
-    """Also after it was read back, so that all of it is returned when it is offloaded."""
-    trained(cached, [0])
-    for slot in sorted(in_memory(cached)):
-        tensors = cached.cache.tensors(regime_adapter(slot)).values()
-        assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-        assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
-
-
 def test_training_and_scoring_are_bit_equal_to_those_in_memory(
     make_learner: MakeLearner, tmp_path: Path, cached: Learner
 ) -> None:
@@ -80,17 +71,6 @@ def test_training_and_scoring_are_bit_equal_to_those_in_memory(
     for losses, scores, state in found[:2]:
         assert (losses, scores) == found[2][:2]
         assert same(state, found[2][2])
-
-
-def test_a_pass_may_use_more_adapters_than_the_limit(make_learner: MakeLearner, cached: Learner) -> None:
-    """All are in memory for it; afterwards the limit holds again."""
-    plain = make_learner(preset="streamlearn")
-    for learner in (plain, cached):
-        trained(learner, [0, 1, 2, 3])
-    assert scored(cached, [(0, 1, 2, 3), 2]) == scored(plain, [(0, 1, 2, 3), 2])
-    assert len(in_memory(cached)) == 4
-    assert scored(cached, [NO_REGIME, 1]) == scored(plain, [NO_REGIME, 1])
-    assert len(in_memory(cached)) == 2
 
 
 def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, tmp_path: Path, cached: Learner) -> None:

@@ -33,16 +33,6 @@ def test_decoding_together_equals_each_prompt_separately(learner: Learner, batch
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the texts depend on the prompts
 
 
-def test_decoding_ends_before_a_stop_token(learner: Learner) -> None:
-    """The first stop token ends a text and is not part of it; the other texts continue."""
-    whole = [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
-    stop = frozenset({whole[0][3], whole[2][1]})
-    found = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), stop, CPU))
-    assert found == [greedy(learner.forward, prompt, 8, stop) for prompt in TOKENS]
-    assert len(found[0]) <= 3
-    assert max(map(len, found)) > min(map(len, found))
-
-
 def test_each_text_has_its_own_limit(learner: Learner) -> None:
     """A limit of zero gives no tokens; work ends with the longest text."""
     limits = [0, 5, 2, 1, 0]
@@ -88,27 +78,6 @@ def test_a_listener_receives_every_token_and_may_end_a_text(learner: Learner) ->
 
     found = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, on_token=on_token, max_prompts=2))
     assert found == received == [tokens[: 2 + index] for index, tokens in enumerate(whole)]
-
-
-def test_tokens_are_chosen_from_the_logits_of_the_model(learner: Learner) -> None:
-    """The second most likely token instead of the first, at the prompt's end and after every token."""
-
-    def second(logits_BV: Tensor) -> Tensor:
-        return logits_BV.topk(2).indices[:, 1]
-
-    [found] = run_to_end(decode(learner.model, PROMPTS[:1], [4], NEVER, CPU, choose=second))
-    for length, token in enumerate(found):
-        ids = torch.tensor([TOKENS[0] + found[:length]])
-        with torch.no_grad():
-            assert token == int(second(learner.forward(input_ids=ids).logits[0, -1:]))
-
-
-def test_batches_hold_no_more_than_allowed() -> None:
-    """Prompts and texts together, with padding; a prompt that is too long is decoded separately."""
-    prompts = [Prompt([1] * length) for length in (2, 3, 4, 50)]
-    limits = [4, 4, 6, 1]
-    assert list(decoding._batches(range(4), prompts, limits, 3, None)) == [[0, 1, 2], [3]]
-    assert list(decoding._batches(range(4), prompts, limits, 9, 20)) == [[0, 1], [2], [3]]
 
 
 DRAWS = 20_000

@@ -320,12 +320,6 @@ def test_a_step_needs_the_adapters_of_its_regimes(learner: Learner) -> None:
     assert changed_by(learner, step) == (set(), set())
 
 
-def test_a_refused_step_changes_nothing(learner: Learner) -> None:
-    first = next(bank for bank in learner.banks if bank.adapter == regime_adapter(1))
-    first.B.register_hook(lambda gradient: gradient + torch.inf)  # type: ignore[no-untyped-call]
-    assert changed_by(learner, lambda: learner.step(random_examples([9], prompt_length=2), [1])) == (set(), set())
-
-
 def test_a_regime_that_takes_a_slot_has_another_revision(learner: Learner) -> None:
     """Also right after a step of the one before, with no step in between."""
     learner.step(random_examples([9], prompt_length=2), [1])
@@ -362,15 +356,3 @@ def test_a_step_reads_twice_at_most(make_learner: MakeLearner, preset: str) -> N
     """For every preset, with records of several regimes where it routes by regime."""
     learner = make_learner(preset=preset)
     assert reads_of_a_step(learner, [0, 1, 0, 2] if learner.routes_by_regime else None).total() <= MOST
-
-
-def test_computing_layers_again_reads_nothing_more(make_learner: MakeLearner) -> None:
-    """Checkpointing activations costs time on the device only."""
-    learner = make_learner(preset="streamlearn", activation_checkpointing=True)
-    assert reads_of_a_step(learner, [0, 1, 0, 2]).total() <= MOST
-
-
-def test_parts_of_a_batch_are_read_together(make_learner: MakeLearner) -> None:
-    """Each further pass adds one read, that of transformers."""
-    parts = 4
-    assert reads_of_a_step(make_learner(preset="mh-moe"), None, parts=parts).total() <= MOST + parts - 1

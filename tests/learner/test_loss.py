@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from streamlearn.backbone.checks import plain_head
 from streamlearn.learner import loss
 from streamlearn.learner import loss as vocabulary_loss
-from streamlearn.learner.loss import arguments, pack, packed_loss
+from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.record import IGNORED
 from tests.doubles import example, random_examples
 from tests.learner.reference import token_losses
@@ -42,15 +42,6 @@ def test_a_first_token_is_never_learned() -> None:
     assert packed.predictor_L.tolist() == [0, 2, 3]
 
 
-def test_labels_may_be_anywhere() -> None:
-    """Several answers in one record, and labels that differ from the ids, are used as given."""
-    record = example([10, 11, 12, 13, 14])
-    record.labels[:] = [IGNORED, 7, IGNORED, IGNORED, 9]
-    packed = pack([record], CPU)
-    assert packed.predictor_L.tolist() == [0, 3]
-    assert packed.target_L.tolist() == [7, 9]
-
-
 RECORDS = random_examples([9, 4, 12], prompt_length=2)
 
 
@@ -68,18 +59,6 @@ def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> 
     assert found.token_L.tolist() == pytest.approx([*chain(*losses)], rel=1e-4)
     assert float(found.mean) == pytest.approx(fmean(chain(*losses)), rel=1e-4)
     assert found.correct_L.tolist() == [*chain(*hits)]
-
-
-def test_only_floating_point_features_are_cast() -> None:
-    """Pixels get the dtype of the backbone; sizes and masks keep theirs."""
-    model = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
-    model.dtype = torch.bfloat16  # type: ignore[assignment]
-    features = {"pixel_values": torch.ones(2, dtype=torch.float32), "image_grid_thw": torch.tensor([[1, 2, 2]])}
-    found = arguments(model, features)
-    assert {name: x.dtype for name, x in found.items()} == {
-        "pixel_values": torch.bfloat16,
-        "image_grid_thw": torch.int64,
-    }
 
 
 L, D, V = 23, 12, 40

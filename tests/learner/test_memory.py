@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from streamlearn.events import Event
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
 from streamlearn.learner.memory import (
-    CPU,
-    CUDA,
     MAX_RETRIES,
     is_out_of_memory,
     random_state,
     restore_random_state,
-    slices,
     with_oom_retry,
 )
 from tests.doubles import random_examples
@@ -96,20 +92,6 @@ def test_out_of_memory_in_the_smallest_parts_changes_nothing(
     assert all(parameter.grad is None for parameter in learner.optimizer.parameters())
 
 
-def test_other_errors_are_not_retried(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is not out of memory is raised at once."""
-    calls = []
-
-    def broken(model: Any, packed: PackedBatch) -> PackedLoss:
-        calls.append(packed)
-        raise RuntimeError("size mismatch")
-
-    monkeypatch.setattr(learner_module, "packed_loss", broken)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        make_learner().step(EXAMPLES)
-    assert len(calls) == 1
-
-
 def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the GPU's generator too, where the model is on one: routing noise is drawn there."""
     on_gpu = torch.tensor([7], dtype=torch.uint8)
@@ -127,16 +109,6 @@ def test_every_try_starts_from_the_same_random_state(monkeypatch: pytest.MonkeyP
     assert with_oom_retry(work, 1, 8, lambda: None, torch.device("cuda")) == 4
     assert len(seen) == 3
     assert len(set(seen)) == 1
-
-
-def test_slices_cover_everything_once() -> None:
-    """Consecutive, in order, none empty."""
-    for number in range(1, 20):
-        for parts in range(1, number + 1):
-            taken = [list(range(number))[part] for part in slices(number, parts)]
-            assert list(chain.from_iterable(taken)) == list(range(number))
-            assert len(taken) == parts
-            assert all(taken)
 
 
 def _without_counts(learner: Learner) -> dict[str, torch.Tensor]:
@@ -231,15 +203,6 @@ def test_less_is_kept_for_the_backward_pass(make_learner: MakeLearner) -> None:
 ON_CPU, ON_GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, Tensor]:
-    """The states of generators on GPUs, device -> state."""
-    states = {ON_GPU: torch.tensor([1, 2], dtype=torch.uint8)}
-    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
-    return states
-
-
 def test_the_next_draw_is_repeated() -> None:
     """And the state is taken out of the tensors, whose other names are the learner's."""
     tensors = {**random_state(ON_CPU), "A": torch.zeros(1)}
@@ -247,32 +210,3 @@ def test_the_next_draw_is_repeated() -> None:
     restore_random_state(tensors, ON_CPU)
     assert torch.equal(torch.rand(4), drawn)
     assert [*tensors] == ["A"]
-
-
-def test_a_gpus_generator_is_restored_too(gpu: dict[torch.device, Tensor]) -> None:
-    """That of the model's device."""
-    tensors = random_state(ON_GPU)
-    assert [*tensors] == [CPU, CUDA]
-    saved, gpu[ON_GPU] = gpu[ON_GPU], torch.zeros(2, dtype=torch.uint8)
-    restore_random_state(tensors, ON_GPU)
-    assert torch.equal(gpu[ON_GPU], saved)
-
-
-def test_a_snapshot_moves_between_devices(gpu: dict[torch.device, Tensor]) -> None:
-    """A GPU keeps its generator where the snapshot is of a CPU, and a CPU has no use for a GPU's."""
-    before = gpu[ON_GPU]
-    restore_random_state(random_state(ON_CPU), ON_GPU)
-    assert gpu[ON_GPU] is before
-    tensors = random_state(ON_GPU)
-    restore_random_state(tensors, ON_CPU)
-    assert not tensors
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_next_draw_on_a_gpu_is_repeated() -> None:
-    """With torch's own generators."""
-    device = torch.device("cuda")
-    tensors = random_state(device)
-    drawn = torch.rand(4, device=device)
-    restore_random_state(tensors, device)
-    assert torch.equal(torch.rand(4, device=device), drawn)

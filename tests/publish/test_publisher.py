@@ -133,7 +133,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
             ours, theirs = run_to_end(own), run_to_end(work)
             losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
-        monitor = to_arrays(components.adaptation.inputs.state)
+        monitor = to_arrays(components.adaptation.monitor.trained)
         routing = load_file(tmp_path / "published" / newest.routing)
         assert routing.keys() == monitor.keys()
         assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)

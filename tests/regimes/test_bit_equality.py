@@ -16,7 +16,7 @@ from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
 from streamlearn.learner.learner import Hooks, Learner, Step
 from streamlearn.regimes import regimes
 from streamlearn.regimes.holdout import Reservoir
-from streamlearn.regimes.start import measure_head_start
+from streamlearn.regimes.route import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Board, Clock, Phase, Status
 from streamlearn.stream.record import Batch

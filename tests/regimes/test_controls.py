@@ -107,19 +107,6 @@ def test_the_other_regimes_train_as_if_frozen_records_had_not_come(
     assert torch.equal(frozen["learner.counts"], stripped["learner.counts"])
 
 
-def test_an_unfrozen_regime_learns_again(make: Callable[..., Settings]) -> None:
-    """From the weights that it had."""
-    at, before = 2 * STEPS + 4, dict[str, Any]()
-
-    def unfreeze_first(daemon: Daemon) -> None:
-        before.update({name: moment.clone() for name, moment in daemon.learner.moments("regime0").items()})
-        daemon.adaptation.unfreeze(1)
-
-    state, components = operate(make(MIXED), {at: freeze(1), at + 10: unfreeze_first})
-    assert differences(before, {name: state[name] for name in before}) == list(before)
-    assert not components.adaptation.status().regimes[0].frozen
-
-
 @pytest.mark.parametrize("preset", ["cp-moe", "mh-moe"])
 def test_a_regime_without_an_adapter_of_its_own_cannot_be_frozen(make: Callable[..., Settings], preset: str) -> None:
     """The message says why, and what to do; it can have a name and be dropped."""
@@ -230,21 +217,6 @@ def test_a_decision_is_in_the_snapshot_that_is_written_after_it(make: Callable[.
         assert components.adaptation.numbers == {0: 1}
         (regime,) = components.adaptation.status().regimes
         assert (regime.name, regime.frozen) == ("wood", True)
-
-
-def test_a_regime_that_others_started_from_can_be_dropped(make: Callable[..., Settings]) -> None:
-    """They keep their adapters, and their shifts its number."""
-    settings = make(stream("animals", "sums", "cities"))
-    with opened(settings) as components:
-        daemon = daemon_of(components)
-        daemon.run()
-        started_from = [report.started_from for report in components.adaptation.state.reports]
-        assert 1 in started_from
-        daemon.adaptation.drop(1)
-        daemon.save()
-    with opened(settings) as components:
-        assert [report.started_from for report in components.adaptation.state.reports] == started_from
-        assert_consistent(daemon_of(components))
 
 
 @pytest.mark.parametrize("number", [1, 2])

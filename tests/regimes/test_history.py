@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
 
 from streamlearn.daemon.loop import Daemon
@@ -76,15 +75,6 @@ def test_it_adds_up_to_the_ledger(make: Callable[..., Settings]) -> None:
     assert [each.first_record for each in history.segments] == onsets
 
 
-def test_a_restart_goes_on_with_the_same_points(make: Callable[..., Settings]) -> None:
-    """Times and comparisons too."""
-    settings = make(lines())
-    before = finished(settings).history.status
-    with opened(settings) as components:
-        after = components.history.status
-        assert after == before
-
-
 def test_a_rollback_restores_the_history_of_the_snapshot(make: Callable[..., Settings]) -> None:
     """What came after it is gone, and is not counted twice when the records are read again."""
     settings = make(lines())
@@ -116,30 +106,3 @@ def test_the_backbone_s_loss_is_that_of_the_backbone(make: Callable[..., Setting
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
     learned = sum(run.sample_loss_sum for run in much) < sum(run.backbone_loss_sum for run in much)
     assert learned, "the model learned these tasks, the backbone did not"
-
-
-def test_before_anything_is_learned_both_losses_are_equal(make: Callable[..., Settings]) -> None:
-    """A new adapter changes nothing, so the first record's pair is of the same function."""
-    with opened(make(lines())) as components:
-        daemon = daemon_of(components)
-        batch = None
-        while batch is None:
-            daemon.adaptation.look_ahead(components.checkpoint.intake.next_batch(timeout_s=0.0))  # type: ignore[arg-type]
-            batch = daemon.adaptation.next_batch()
-        for shift in batch.shifts:
-            daemon.enter(shift)
-        daemon.learn(batch)
-        daemon._compare_with_backbone(idle=True)
-        [point] = daemon.history.status.points
-        assert point.sample_records == 1
-        assert point.backbone_loss_sum == pytest.approx(point.sample_loss_sum, rel=1e-5)
-
-
-def test_the_history_costs_no_memory_without_records(make: Callable[..., Settings]) -> None:
-    """A loop that only waits publishes the same immutable value again and again."""
-    with opened(make(lines())) as components:
-        daemon = daemon_of(components)
-        daemon._idle()
-        first = daemon.board.read().history
-        daemon._idle()
-        assert daemon.board.read().history is first is daemon.history.status

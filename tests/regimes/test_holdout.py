@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamlearn import codec
 from streamlearn.learner.evaluate import ExampleScore
 from streamlearn.regimes import holdout as forgetting_module
-from streamlearn.regimes.holdout import MAX_POINTS, Forgetting, Reservoir, ScoreHistory, TimeBudget
+from streamlearn.regimes.holdout import Forgetting, Reservoir, ScoreHistory, TimeBudget
 from streamlearn.settings import HoldoutSettings
 from streamlearn.status import Scoring
 from streamlearn.stream.record import Example
@@ -44,15 +43,6 @@ def test_every_nth_record_of_a_regime_is_held_out() -> None:
     assert Reservoirs(every=0).take(0, 100) == []
 
 
-def test_the_sample_is_bounded_and_of_held_out_records() -> None:
-    """A record that leaves it was held out too."""
-    held = Reservoirs(every=2, size=3)
-    out = held.take(0, 40)
-    assert len(out) == 20
-    assert len(held.kept(0)) == 3
-    assert set(held.kept(0)) <= set(out)
-
-
 def test_the_sample_is_uniform() -> None:
     """Each of 10 held-out records is in 3 of 10 samples, within four standard deviations of 2,000 seeds."""
     seen: Counter[int] = Counter()
@@ -61,17 +51,6 @@ def test_the_sample_is_uniform() -> None:
         held.take(0, 10)
         seen.update(held.kept(0))
     assert [seen[i] / 2000 for i in range(10)] == pytest.approx([0.3] * 10, abs=4 * (0.3 * 0.7 / 2000) ** 0.5)
-
-
-def test_a_restored_sample_continues_as_the_original() -> None:
-    """Through arrays and JSON, as a snapshot keeps them."""
-    one, other = Reservoirs(every=2), Reservoirs(every=2)
-    one.take(0, 15)
-    arrays, json = codec.dump(one.by_slot[0])
-    other.by_slot[0] = codec.load(Reservoir, arrays, json)
-    for held in (one, other):
-        held.take(0, 30)
-    assert one.kept(0) == other.kept(0)
 
 
 def test_records_that_move_take_their_part_of_the_count_along() -> None:
@@ -162,12 +141,6 @@ def test_the_score_at_the_end_of_a_segment_comes_first(make_learner: MakeLearner
     )
 
 
-def test_scoring_changes_no_weight_and_repeats_exactly(make_learner: MakeLearner) -> None:
-    """Two scores of one regime in a row are equal."""
-    scores, examples = Scores(make_learner()), random_examples([6, 9, 12])
-    assert scores.measure(0, examples) == scores.measure(0, examples)
-
-
 def test_a_record_without_a_finite_loss_is_left_out(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any other there is no score, it is not tried again before an update, and a snapshot can be written."""
     learner = make_learner()
@@ -184,17 +157,6 @@ def test_a_record_without_a_finite_loss_is_left_out(make_learner: MakeLearner, m
     assert [point.loss for point in scores.histories[0].points] == [2.0]
     learner.step(random_examples([8]))
     assert scores.stale([0]) == [0]
-
-
-def test_a_long_history_is_thinned_and_keeps_its_ends() -> None:
-    """The first and the newest score stay."""
-    history = ScoreHistory()
-    for step in range(3 * MAX_POINTS):
-        history.add(Scoring(step, 1.0, 0.5), at_end=False)
-    assert len(history.points) <= MAX_POINTS
-    assert (history.points[0].step, history.points[-1].step) == (0, 3 * MAX_POINTS - 1)
-    steps = [point.step for point in history.points]
-    assert steps == sorted(steps)
 
 
 class SteppingClock:
@@ -222,11 +184,3 @@ def test_spending_stays_within_its_share_of_the_training_time() -> None:
             pass
     assert budget.spent_s == 2.0
     assert not budget.affordable
-
-
-def test_work_that_fails_is_paid_for() -> None:
-    """Otherwise it would be tried again between all steps."""
-    budget = TimeBudget(0.5, SteppingClock())
-    with pytest.raises(KeyError), budget.spending():
-        raise KeyError
-    assert budget.spent_s == 1.0

@@ -60,18 +60,6 @@ def test_decisions_about_records_that_are_done_are_forgotten() -> None:
     assert len(regime.frozen_from) < 4
 
 
-def test_a_step_describes_only_its_own_regimes_again() -> None:
-    """The others are the same objects as in the previous status."""
-    regimes = bare_regimes(10, 9, 8)
-    regimes.state.current = 2
-    before = regimes.status()
-    assert [(regime.number, regime.current) for regime in before.regimes] == [(8, True), (9, False), (10, False)]
-    regimes.by_slot[0].count(6)
-    after = regimes.status()
-    assert [one is other for one, other in zip(before.regimes, after.regimes, strict=True)] == [True, True, False]
-    assert (after.regimes[2].records, after.regimes[2].first_record, after.regimes[2].last_record) == (1, 6, 6)
-
-
 def test_the_state_survives_the_codec() -> None:
     """Every field of every regime, and values that only some regimes have."""
     shift = Shift("inputs", 1, 2, 4, False, 1, 9, 8, 1.5, 0.5, parent=1)

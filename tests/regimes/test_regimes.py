@@ -17,8 +17,7 @@ from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.regimes import regimes
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
-from streamlearn.regimes.route import RoutedInput
-from streamlearn.regimes.start import HeadStart, measure_head_start
+from streamlearn.regimes.route import HeadStart, RoutedInput, measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import ConceptDriftDetector
@@ -26,7 +25,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, mixed, run, stream
+from tests.regimes.shifting_streams import PER_TASK, Silent, mixed, run, stream
 from tests.variants import variants
 
 
@@ -38,25 +37,6 @@ def test_regimes_are_found_entered_and_recognised(make: Callable[..., Settings])
     assert [e.shift.onset for e in entries] == [1, PER_TASK + 1, 2 * PER_TASK + 1, 3 * PER_TASK + 1]
     assert [bool(e.probe_tokens) for e in entries] == [False, True, True, False]
     assert components.adaptation.state.current == 0
-
-
-def test_every_record_is_trained_once_or_held_out_once(make: Callable[..., Settings]) -> None:
-    """Buffering for a probe loses nothing and repeats nothing."""
-    _, components = run(make(stream("animals", "sums")))
-    ((_, _, trained, dead, held_out, _),) = components.state.ledger.rows()
-    assert (trained + held_out, dead) == (2 * PER_TASK, 0)
-    assert held_out == 2 * (PER_TASK // 20)
-    assert [len(components.adaptation.examples(slot)) for slot in (0, 1)] == [PER_TASK // 20] * 2
-
-
-def test_each_regime_trains_an_adapter_of_its_own(make: Callable[..., Settings]) -> None:
-    """Both are trained, and the second starts from the first only if that explains its first records better."""
-    _, components = run(make(stream("animals", "sums")))
-    assert {bank.adapter for bank in components.learner.banks} == {"regime0", "regime1"}
-    assert all(bank.B.any() for bank in components.learner.banks)
-    first, second = components.adaptation.state.reports
-    assert first.started_from is None
-    assert second.started_from in (None, 1)
 
 
 def test_a_regime_starts_from_the_adapter_that_explains_it_best(
@@ -92,18 +72,6 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     assert [report.started_from for report in components.adaptation.state.reports] == [None, 1, 2]
     assert [all(each.values()) for each in starts] == [True, True]
     assert all(starts)
-
-
-@pytest.mark.parametrize(("shape", "regimes"), [("adapter of its own", 2), ("cp-moe", 2), ("one adapter", 0)])
-def test_what_answers_the_unknown_is_measured_when_a_regime_begins(
-    make: Callable[..., Settings], shape: str, regimes: int
-) -> None:
-    """By the first records of every regime but the first; a mean needs adapters, and a choice needs regimes."""
-    _, components = run(make(stream("animals", "sums", "cities"), **SHAPES[shape]))
-    status = components.adaptation.fallback.status
-    measured = {name for name, loss in status.losses.items() if loss is not None}
-    expected = {"adapter of its own": {"mean", "nearest", "backbone"}, "cp-moe": {"nearest", "backbone"}}
-    assert (status.regimes, measured) == (regimes, expected.get(shape, set()))
 
 
 @pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
@@ -177,21 +145,6 @@ def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
         assert components.store.infos()[-1].position.offsets != components.store.infos()[0].position.offsets
     assert Event.DEGRADATION_STARTED not in [event["event"] for event in logs]
     assert Event.HOLDOUT_NOT_FINITE in [event["event"] for event in logs]
-
-
-def test_without_detection_the_stream_is_one_regime(make: Callable[..., Settings]) -> None:
-    """`shift.enabled: false` declares the first regime and no other."""
-    _, components = run(make(stream("animals", "sums"), shift={"enabled": False}))
-    assert [e.shift.regime for e in components.adaptation.state.reports] == [1]
-
-
-def test_a_request_is_routed_by_the_regime_it_resembles(make: Callable[..., Settings]) -> None:
-    """Single inputs are assigned to a regime without a segment around them."""
-    lines = stream("animals", "sums")
-    _, components = run(make(lines))
-    values = [orjson.loads(line) for line in (lines[3], lines[PER_TASK + 3], lines[5])]
-    inputs = [components.decoder.prompt(value["prompt"]).ids for value in values]
-    assert components.adaptation.slots_of([torch.tensor(ids, dtype=torch.int32).numpy() for ids in inputs]) == [0, 1, 0]
 
 
 def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Settings]) -> None:
@@ -289,24 +242,6 @@ class Collector(Silent):
 
     def on_shift(self, entry: ShiftReport) -> None:
         self.entries.append(entry)
-
-
-def test_scorings_and_shifts_are_logged(make: Callable[..., Settings]) -> None:
-    """A shift at info, a scoring at debug: with the regime's number and what it found."""
-    with capture_logs() as events, opened(make(stream("animals", "sums"))) as components:
-        daemon = daemon_of(components)
-        daemon.run()
-        daemon.score_all()
-    regime_events = (Event.FIRST_REGIME_ENTERED, Event.SHIFT_DETECTED)
-    shifts = [event for event in events if event["event"] in regime_events]
-    scorings = [event for event in events if event["event"] == Event.HOLDOUT_SCORED]
-    assert [event["event"] for event in shifts] == list(regime_events)
-    assert [(event["regime"], event["log_level"]) for event in shifts] == [(1, "info"), (2, "info")]
-    assert {event["log_level"] for event in scorings} == {"debug"}
-    (ended,) = (event for event in scorings if event["at_end"])
-    assert (ended["regime"], ended["records"]) == (1, PER_TASK // 20)
-    assert 0 <= ended["accuracy"] <= 1
-    assert ended["loss"] > 0
 
 
 def test_a_regime_that_returns_is_scored_before_it_is_trained_on(make: Callable[..., Settings]) -> None:

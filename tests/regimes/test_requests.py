@@ -15,7 +15,6 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, GenerateJob, GenerateResult, Job, PromptInput, RouteJob
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.regimes.regime import RegimesState
-from streamlearn.regimes.route import largest
 from streamlearn.settings import Settings
 from streamlearn.shift.features import input_of
 from streamlearn.status import Requested, UnknownRegimeError
@@ -94,15 +93,6 @@ def test_a_learned_task_is_known_and_another_is_not(trained: Trained) -> None:
     assert max(route.score for route in routes if not route.known) < trained.settings.serve.max_known_rejected
 
 
-def test_auto_picks_the_lowest_loss(trained: Trained) -> None:
-    """Of the second task's first records, as measured before anything was learned from them; the status says so."""
-    status = trained.daemon.board.read().adaptation.fallback
-    losses = {name: loss for name, loss in status.losses.items() if loss is not None}
-    assert (status.setting, status.regimes, len(losses)) == ("auto", 1, 3)
-    assert len(set(losses.values())) == 3
-    assert status.answered_by == min(losses, key=losses.__getitem__)
-
-
 @pytest.mark.parametrize("setting", ["mean", "nearest", "backbone"])
 def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The untouched backbone's loss and text, bit for bit; or those of the nearest regime, or of the mean of all."""
@@ -124,16 +114,6 @@ def test_the_unknown_is_answered_as_set(trained: Trained, setting: str, monkeypa
         learner, example = trained.components.learner, trained.components.decoder.decode_value(value)
         [scored] = run_to_end(score(learner.model, [example], learner.device, pack_tokens=1024, slots=[(0, 1)]))
         assert result.loss == pytest.approx(scored.loss_sum / scored.tokens)
-
-
-def test_the_mean_is_of_the_regimes_with_the_most_records(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request takes bounded time, however many are remembered; the one that is being opened is not among them."""
-    adaptation = trained.components.adaptation
-    most = max(adaptation.numbers, key=lambda slot: adaptation.by_slot[slot].records)
-    assert largest(adaptation.by_slot) == (most, 1 - most)
-    assert largest(adaptation.by_slot, without=most) == (1 - most,)
-    monkeypatch.setattr("streamlearn.regimes.route.MAX_AVERAGED", 1)
-    assert largest(adaptation.by_slot) == (most,)
 
 
 def test_known_and_unknown_are_answered_in_one_request(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,19 +149,6 @@ def test_a_request_chooses_what_answers(trained: Trained) -> None:
     assert len({routed.text, other.text, backbone.text}) == 3
     with pytest.raises(UnknownRegimeError, match=r"regime 7 cannot answer, expected one of 1, 2"):
         ask(7)
-
-
-def test_requests_are_counted(trained: Trained) -> None:
-    """Evaluations and generations by example; prompts that are only routed are answered by nothing."""
-    counts = trained.daemon.job_runner.requests
-    before = counts.copy()
-    value = requests(TRAINED[1], 2)[1]
-    generated = trained.result(GenerateJob(value["prompt"], None, max_new_tokens=1))
-    assert (generated.route.regime, generated.route.known) == (2, True)
-    trained.result(RouteJob((PromptInput(value["prompt"], None),)))
-    assert counts - before == {(True, "regime"): 1}
-    trained.daemon._publish(trained.daemon.board.read().phase)
-    assert trained.daemon.board.read().requests == counts
 
 
 def test_a_restarted_daemon_answers_alike(trained: Trained) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import orjson
 import pytest
@@ -10,9 +9,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from streamlearn.events import Event
-from streamlearn.regimes import returns as return_checks
-from streamlearn.regimes.regime import NUM_LOSSES
-from streamlearn.regimes.returns import ReturnCheck, Upcoming, check_return
+from streamlearn.regimes.returns import Upcoming
 from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.stream.record import Batch
@@ -84,26 +81,6 @@ def test_a_death_around_a_refusal_changes_no_bit(
     assert_two_deaths_change_nothing(settings, whole, len(lines))
 
 
-def test_a_death_while_a_return_is_checked_changes_no_bit(
-    make: Callable[..., Settings],
-    undisturbed: Callable[..., dict[str, Tensor]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is checked again by the next process, with the same outcome."""
-    lines, deaths = disguised(), [1, 2]
-    whole = undisturbed(lines)
-
-    def dying(*args: Any, **kwargs: Any) -> ReturnCheck:
-        found = check_return(*args, **kwargs)
-        if deaths:
-            deaths.pop()
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(return_checks, "check_return", dying)
-    assert_two_deaths_change_nothing(make(lines, "killed"), whole, len(lines))
-
-
 def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> None:
     """After a flush a shift may be found late, and come with a batch that has no record of its regime."""
     with opened(make(stream("animals", per_task=8))) as components:
@@ -114,7 +91,7 @@ def test_a_return_without_records_is_believed(make: Callable[..., Settings]) -> 
         assert adaptation.return_checks.applies(again, adaptation.by_slot)
         assigned = AssignedBatch(Batch((), (), ()), (), (again,))
         upcoming = Upcoming(assigned, 9, 0, adaptation.by_slot, {}, lambda _: ())
-        adaptation.monitor.load(adaptation.inputs.state)
+        adaptation.monitor.load(adaptation.monitor.trained)
         assert not adaptation.return_checks.refuse(upcoming)
 
 
@@ -183,14 +160,3 @@ def test_a_death_around_a_refused_visit_changes_no_bit(
     first = 2 * PER_TASK // 4 - 2 + steps
     die_after(monkeypatch, [first, first + 1])
     assert_two_deaths_change_nothing(settings, whole, len(lines))
-
-
-def test_the_last_losses_of_a_regime_are_kept_over_a_restart(make: Callable[..., Settings]) -> None:
-    """A process that begins with the snapshot of another compares with the same losses."""
-    settings = make(stream("animals", "sums"))
-    _, before = run(settings)
-    _, after = run(settings)
-    assert [after.adaptation.by_slot[slot].losses for slot in (0, 1)] == [
-        before.adaptation.by_slot[slot].losses for slot in (0, 1)
-    ]
-    assert len(after.adaptation.by_slot[0].losses) == NUM_LOSSES

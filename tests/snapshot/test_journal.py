@@ -109,24 +109,6 @@ def test_after_rewind_other_batches_can_take_those_steps(tmp_path: Path) -> None
     assert journal.entries(after_step=4) == [JournalEntry(5, RUNS[:1])]
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
-    """Whether its lines were appended or rewritten."""
-    path = tmp_path / "journal.jsonl"
-    journal = filled(path, 3)
-    appended = path.stat().st_mode & 0o777
-    journal.rewind(to_step=2)
-    assert (appended, path.stat().st_mode & 0o777) == (0o600, 0o600)
-
-
-def test_nothing_is_rewritten_when_nothing_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = filled(path)
-    before = path.stat().st_ino
-    journal.truncate(before_step=1)
-    journal.rewind(to_step=6)
-    assert path.stat().st_ino == before
-
-
 def test_a_line_that_does_not_fit_is_removed_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk may accept half a line; the half is removed, and the line is written before the next one."""
     journal_path = tmp_path / "journal.jsonl"

@@ -65,17 +65,6 @@ def test_a_full_disk_admits_a_daemon_whose_lock_is_there(tmp_path: Path, monkeyp
         StateLock(tmp_path)
 
 
-def test_a_full_disk_without_a_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To choose another folder would not help."""
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "open", full)
-    with pytest.raises(SnapshotError, match="No space left on device; free some space on its disk"):
-        StateLock(tmp_path)
-
-
 def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")

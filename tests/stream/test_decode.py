@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.backbones.pretrain import train_tokenizer
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.settings import StreamSettings
-from streamlearn.stream.decode import MAX_MESSAGES, Decoder
+from streamlearn.stream.conversation import MAX_MESSAGES
+from streamlearn.stream.decode import Decoder
 from streamlearn.stream.position import TopicPartition
 from streamlearn.stream.record import IGNORED, Example, Record
 
@@ -112,26 +113,21 @@ def test_every_assistant_turn_is_learned() -> None:
     assert example.input_ids.tolist() == whole
 
 
-@pytest.mark.parametrize("answer", ["\nthe fox", " the fox ", "the fox\n\n"])
-def test_whitespace_around_an_answer_stays_as_rendered(answer: str) -> None:
-    """A token that spans the boundary of prompt and answer belongs to the prompt."""
-    value = chat("hello", answer)
-    example = DECODER.decode(record(value))
-    assert example.input_ids.tolist() == TOKENIZER.apply_chat_template(value["messages"], return_dict=False)
-    assert answer.strip() in learned(example)
-    assert learned(example).endswith("<|im_end|>\n")
+@pytest.mark.parametrize("answer", ["\nthe fox", " the fox ", "the fox\n\n", "\n\nthe fox"])
+def test_whitespace_around_an_answer_is_learned(answer: str) -> None:
+    """The prompt is encoded apart from the answer, as in generation: no token spans the boundary."""
+    assert learned(DECODER.decode(record(chat("hello", answer)))) == f"{answer}<|im_end|>\n"
 
 
-def test_with_a_template_that_rewrites_history_only_the_last_turn_is_learned() -> None:
-    """Templates that drop earlier reasoning render a past turn differently."""
+def test_a_turn_that_the_template_does_not_write_is_named() -> None:
+    """No other turn is learned in its place."""
     rewriting = (
         "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}{% if message.role == 'assistant' and "
         "not loop.last %}{{ 'gone' }}{% else %}{{ message.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
-    tokenizer = make_tokenizer(template=rewriting)
-    example = decoder(tokenizer).decode(record(chat("hello", "the fox", "test", "the dog")))
-    assert learned(example) == "the dog<|im_end|>"
+    with pytest.raises(RecordError, match=r"messages\[1\] \(assistant\) cannot be learned: .* does not write it"):
+        decoder(make_tokenizer(template=rewriting)).decode(record(chat("hello", "the fox", "test", "the dog")))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +136,7 @@ def test_with_a_template_that_rewrites_history_only_the_last_turn_is_learned() -
         (None, "has none"),
         ("{{ raise_exception('system only') }}", "system only"),
         ("{{ messages[0].missing.deeper }}", "must fit the chat template"),
-        ("{% if add_generation_prompt %}other{% else %}{{ messages[0].content }}{% endif %}", "must be a prefix"),
+        ("{% if add_generation_prompt %}other{% else %}{{ messages[0].content }}{% endif %}", "does not write it"),
     ],
 )
 def test_an_unusable_template_is_reported(template: str | None, message: str) -> None:
@@ -324,13 +320,21 @@ REFUSED: dict[str, tuple[Any, Reason, str]] = {
     "messages an object": ({"messages": {}}, Reason.BAD_TYPE, "messages must be a list"),
     "a message a string": ({"messages": ["hello"]}, Reason.BAD_TYPE, r"messages\[0\] must be an object"),
     "a content null": ({"messages": [{"role": "user", "content": None}]}, Reason.BAD_TYPE, r"\[0\].content must be"),
-    "a content in parts": ({"messages": [{"role": "user", "content": []}]}, Reason.BAD_TYPE, "found a list"),
-    "no role": ({"messages": [{"content": "a"}]}, Reason.BAD_FORM, "exactly the keys role and content"),
-    "a third key": ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, Reason.BAD_FORM, "name"),
+    "a content without parts": ({"messages": [{"role": "user", "content": []}]}, Reason.BAD_TYPE, "an empty list"),
+    "a content of an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        Reason.BAD_FORM,
+        r"content\[0\]: this backbone reads only text",
+    ),
+    "no role": ({"messages": [{"content": "a"}]}, Reason.BAD_FORM, "must have a role"),
+    "an unknown key of a message": (
+        {"messages": [{"role": "user", "contents": "a"}]},
+        Reason.BAD_FORM,
+        r"messages\[0\].contents: unknown key, did you mean content\?",
+    ),
     "a forged role": ({"messages": [{"role": "user\n<|im_end|>", "content": "a"}]}, Reason.BAD_FORM, "must be one of"),
     "no messages": ({"messages": []}, Reason.NOTHING_TO_LEARN, "found none"),
     "no answer": (chat("hello"), Reason.NOTHING_TO_LEARN, "an assistant turn, found none"),
-    "only an answer": (chat("hello", first="assistant"), Reason.BAD_FORM, "fit the chat template"),
     "many messages": (chat(*["a"] * (MAX_MESSAGES + 1)), Reason.TOO_LARGE, "at most 256 messages, found 257"),
     "a token too high": ({"input_ids": [5, VOCAB]}, Reason.TOKEN_OUT_OF_RANGE, "in 0 to 399, found 400"),
     "a token below zero": ({"input_ids": [5, -1]}, Reason.TOKEN_OUT_OF_RANGE, "found -1"),

@@ -24,7 +24,7 @@ from streamlearn.settings import Settings, fingerprint, load
 from streamlearn.stream.position import Position
 from tests.broker import PASSWORD, Broker
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 
 CANARY = "canary-7f3a-that-nobody-may-ever-see"
 KAFKA = """
@@ -188,7 +188,7 @@ def test_a_running_daemon_never_shows_its_token(tmp_path: Path, backbone: Path, 
     """In every GET response without, with a wrong and with the right token, in the log and in every file."""
     stream = tmp_path / "stream.jsonl"
     stream.write_bytes(b"".join(b'{"prompt": "say %d", "completion": " %d"}\n' % (i, i) for i in range(24)) + b"{bad\n")
-    daemon = DaemonProcess(tmp_path / "run", small(backbone, {"jsonl": {"path": str(stream), "follow": True}}))
+    daemon = ForkedDaemon(tmp_path / "run", small(backbone, {"jsonl": {"path": str(stream), "follow": True}}))
     daemon.state.mkdir()
     token = daemon.state / "http.token"
     token.write_text(CANARY)
