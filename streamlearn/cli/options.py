@@ -40,11 +40,12 @@ def load_settings(config: Path) -> "Settings":
 def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
     """Ignored records by reason, in words.
 
-    >>> ignored_counts({"deletion": 1200, "label_false": 2})
-    ['1,200 deletions', '2 with label false']
+    >>> ignored_counts({"deletion": 1200, "label_false": 2}), ignored_counts({"deletion": 1})
+    (['1,200 deletions', '2 with label false'], ['1 deletion'])
     """
-    words = {Reason.DELETION: "deletions", Reason.LABEL_FALSE: "with label false"}
-    return [f"{ignored[reason]:,} {text}" for reason, text in words.items() if ignored.get(reason)]
+    deletions, avoided = ignored.get(Reason.DELETION, 0), ignored.get(Reason.LABEL_FALSE, 0)
+    counted = [f"{deletions:,} deletion{'s' if deletions > 1 else ''}"] if deletions else []
+    return counted + ([f"{avoided:,} with label false"] if avoided else [])
 
 
 MIN_TEXT = 20  # columns of the terminal that a column of text keeps

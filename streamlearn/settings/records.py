@@ -11,12 +11,15 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from streamlearn.settings.section import Section, first_exposed, server_urls
+from streamlearn.settings.section import Section, check_token, server_urls
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Ignorable = Literal["ignore", "dead_letter"]
 PathList = str | tuple[str, ...]
 """One path or several; pydantic's union of both, checked by `_paths`."""
+
+_ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
+_ESCAPE = re.compile(r"\\[nt\\]")
 
 WHOLE = "."
 """The path of the value itself."""
@@ -42,10 +45,12 @@ def is_template(text: str) -> bool:
 
 
 def template_parts(template: str) -> list[tuple[str, tuple[str, ...] | None]]:
-    """Return the texts of a template, each with the keys of the path after it, None after the last; `{{` is a brace.
+    r"""Return the texts of a template, each with the keys of the path after it, None after the last.
 
-    >>> template_parts("{{{a.b}}} c")
-    [('{', ('a', 'b')), ('} c', None)]
+    `{{` is a brace, `\n` a line break, `\t` a tab, `\\` a backslash: YAML leaves them between single quotes.
+
+    >>> template_parts(r"{{{a.b}}} c\n")
+    [('{', ('a', 'b')), ('} c\n', None)]
 
     Raises:
         ValueError: a brace is not closed, holds more than a path, or there is no path.
@@ -60,7 +65,7 @@ def template_parts(template: str) -> list[tuple[str, tuple[str, ...] | None]]:
     for text, path, _, _ in parsed:
         before = parts.pop()[0] if parts and parts[-1][1] is None else ""  # an escaped brace ends a part
         parts.append((before + text, None if path is None else path_keys(path)))
-    return parts
+    return [(_ESCAPE.sub(lambda match: _ESCAPES[match[0]], text), keys) for text, keys in parts]
 
 
 class RegistrySettings(Section):
@@ -92,9 +97,9 @@ class RegistrySettings(Section):
             raise ValueError("username and password_file belong together: set both or neither")
         if self.username is not None and self.token_file is not None:
             raise ValueError("username and token_file exclude each other: set one of them")
-        has_secret = self.username is not None or self.token_file is not None
-        if has_secret and first_exposed([self.url]) is not None and not self.allow_plaintext:
-            raise ValueError(f"{self.url} is plain HTTP to another machine: use https, or set allow_plaintext: true")
+        secret = "password_file" if self.password_file is not None else "token_file"
+        if getattr(self, secret) is not None and not self.allow_plaintext:
+            check_token(secret, [self.url])
         return self
 
 

@@ -114,7 +114,7 @@ class _Reader:
         if role not in ROLES:
             raise RecordError(
                 Reason.BAD_FORM,
-                f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}; records.roles gives it a meaning",
+                f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}; see records.roles",
             )
         for name in _TEXT_FIELDS:
             if name in message:

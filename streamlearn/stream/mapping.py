@@ -274,7 +274,7 @@ class RecordMapping:
         near = difflib.get_close_matches(key, list(map(str, place)), n=1, cutoff=0.6)
         if not depth and not near:
             _refuse_shape(value)
-        hint = f", did you mean {near[0][:80]!r}?" if near else ":"
+        hint = f", did you mean {near[0][:80]!r}?" if near else ";"
         raise RecordError(Reason.BAD_FORM, f"{must} exist, found no {key!r}{at}{hint} {_listed(place)}")
 
     def _named(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
