@@ -39,6 +39,7 @@ class Event(StrEnum):
     OFFSET_COMMIT_FAILED = "offset_commit_failed"
     CRASH_DETECTED = "crash_detected"
     RECORD_DEAD_LETTERED = "record_dead_lettered"
+    RECORDS_TRUNCATED = "records_truncated"
     DEAD_LETTER_SHORTENED = "dead_letter_shortened"
     FIRST_REGIME_ENTERED = "first_regime_entered"
     SHIFT_DETECTED = "shift_detected"

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from pydantic import ConfigDict, Field, StringConstraints, computed_field
 
 from streamlearn.errors import IGNORABLE, Reason, StreamlearnError
+from streamlearn.stream.record import FORMS
 
 FIELD_DOCS = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """Pydantic configuration of rows that HTTP returns unchanged: docstrings become descriptions in OpenAPI."""
@@ -534,6 +535,10 @@ class Progress:
     """Unusable records, by reason."""
     ignored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Records that there is nothing to learn from by their nature, such as deletions, by reason."""
+    truncated_records: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Records cut to stream.max_tokens, by form."""
+    truncated_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Tokens that they lost, by form."""
     update_refusals: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
     tokens_trained: int = 0
@@ -645,6 +650,9 @@ class Counters:
         self.dead_letters = counter("records_dead_lettered", dead_letters, ["reason"])
         ignored = "Records that there is nothing to learn from by their nature, by reason: deletion or label_false."
         self.ignored = counter("records_ignored", ignored, ["reason"])
+        truncated = "Records cut to stream.max_tokens, by form."
+        self.truncated_records = counter("records_truncated", truncated, ["form"])
+        self.truncated_tokens = counter("tokens_truncated", "Tokens that truncated records lost, by form.", ["form"])
         shifts = "Detected shifts of the stream, by kind: inputs or answers; the first regime is not counted."
         self.shifts = counter("shifts", shifts, ["kind"])
         self.snapshot_write_seconds = duration("snapshot_write_seconds", "Duration of writing a snapshot.")
@@ -654,6 +662,9 @@ class Counters:
             self.dead_letters.labels(reason)
         for reason in IGNORABLE:
             self.ignored.labels(reason)
+        for form in FORMS:
+            self.truncated_records.labels(form.name)
+            self.truncated_tokens.labels(form.name)
         for kind in SHIFT_KINDS:
             self.shifts.labels(kind)
 
@@ -666,6 +677,9 @@ class Counters:
             self.dead_letters.labels(reason).inc(number)
         for reason, number in (Totals(now.ignored) - Totals(before.ignored)).items():
             self.ignored.labels(reason).inc(number)
+        for name in ("truncated_records", "truncated_tokens"):
+            for form, number in (Totals(getattr(now, name)) - Totals(getattr(before, name))).items():
+                getattr(self, name).labels(form).inc(number)
         for kind, number in (Totals(now.adaptation.num_shifts) - Totals(before.adaptation.num_shifts)).items():
             self.shifts.labels(kind).inc(number)
 
@@ -698,6 +712,8 @@ class Board:
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
             ignored=MappingProxyType(dict(status.ignored)),
+            truncated_records=MappingProxyType(dict(status.truncated_records)),
+            truncated_tokens=MappingProxyType(dict(status.truncated_tokens)),
             versions=MappingProxyType(dict(status.versions)),
         )
         self._on_publish(self._status)

@@ -1,7 +1,7 @@
 """Processes forked from one that has imported everything: importing PEFT takes longer than what a test is of.
 
-What is tested of a process's start starts a real one (`tests.runtime.test_signals`, `tests.systemd`). Forked processes
-also share the seed of Python's hashes; `tests.end_to_end.test_exactly_once` compares them with one that does not.
+Tests of a process's start start a real one (`tests.daemon.test_process`, `tests.systemd`). Forked processes also share
+the seed of Python's hashes; `tests.end_to_end.test_exactly_once` compares them with one that does not.
 """
 
 import multiprocessing

@@ -5,34 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from streamlearn.status import AdaptationStatus, Board, Counters, Phase, RegimeStatus, Scoring, Status
+from streamlearn.status import AdaptationStatus, Board, Counters, Phase, Status
 from tests.serve.doubles import RUNNING, Time
-
-
-def test_dead_letters_are_summed_over_reasons() -> None:
-    assert Status(Phase.RUNNING, dead_letters={"empty": 2, "not_json": 3}).records_dead_lettered == 5
-
-
-def test_the_current_regime_is_the_one_that_the_stream_is_in() -> None:
-    past, current = RegimeStatus(number=1, slot=0), RegimeStatus(number=4, slot=1, current=True)
-    assert AdaptationStatus(regimes=(past, current)).current is current
-    assert AdaptationStatus(regimes=(past,)).current is None
-
-
-def test_the_newest_scoring_is_the_last_of_the_history() -> None:
-    assert RegimeStatus(number=1, slot=0).now is None
-    history = (Scoring(1, 2.0, 0.5), Scoring(9, 1.0, 0.75))
-    assert RegimeStatus(number=1, slot=0, history=history).now is history[1]
-
-
-def test_a_status_is_immutable() -> None:
-    """Its default mappings too: they are shared between instances."""
-    status = Status(Phase.STARTING)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        status.step = 1  # type: ignore[misc]
-    for mapping in (status.dead_letters, status.versions, status.adaptation.num_shifts):
-        with pytest.raises(TypeError):
-            mapping["a"] = 1  # type: ignore[index]
 
 
 def counted(counters: Counters, name: str, **labels: str) -> float:
@@ -74,6 +48,8 @@ def test_a_status_never_changes_once_published() -> None:
     assert board.read().dead_letters == {"empty": 1}
     with pytest.raises(dataclasses.FrozenInstanceError):
         board.read().step = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):  # defaults are shared between instances
+        Status(Phase.STARTING).adaptation.num_shifts["a"] = 1  # type: ignore[index]
 
 
 def test_publishing_and_beating_are_heartbeats() -> None:
@@ -88,19 +64,13 @@ def test_publishing_and_beating_are_heartbeats() -> None:
     assert board.alive
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTORING])
-def test_loading_a_backbone_may_take_longer_than_a_step(phase: Phase) -> None:
+def test_loading_a_backbone_may_take_longer_than_a_step() -> None:
     time = Time()
-    board = Board(Status(phase=phase), time.clock())
+    board = Board(Status(phase=Phase.RESTORING), time.clock())
     time.monotonic += 599
     assert board.alive
     time.monotonic += 2
     assert not board.alive
-
-
-def test_a_failed_daemon_is_not_alive_even_with_a_recent_heartbeat() -> None:
-    board = Board(Status(phase=Phase.FAILED, reason="updates stay non-finite"), Time().clock())
-    assert board.why_not_alive() == "the daemon failed: updates stay non-finite"
 
 
 def test_every_publication_and_heartbeat_calls_on_publish() -> None:
@@ -121,3 +91,5 @@ def test_ready_means_ready_and_alive() -> None:
     assert board.why_not_ready() == "the daemon is restoring"
     board.publish(Status(phase=Phase.IDLE, reason="the source is unreachable"))
     assert board.why_not_ready() == "the source is unreachable"
+    board.publish(Status(phase=Phase.FAILED, reason="updates stay non-finite"))
+    assert board.why_not_alive() == "the daemon failed: updates stay non-finite"

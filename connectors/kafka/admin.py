@@ -7,7 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from kafka.admin import ACLOperation
-from kafka.errors import KafkaError, NoError, TopicAuthorizationFailedError, for_code
+from kafka.errors import (
+    KafkaError,
+    NoError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from kafka.structs import OffsetAndMetadata
 
 from connectors.kafka.clients import close_quietly, describe, is_reachable, new_admin, to_kafka
@@ -118,14 +124,25 @@ class Cluster:
         Raises:
             SourceError: a topic does not exist, an operation is not allowed, or the cluster does not answer.
         """
-        try:
-            found = {entry["name"]: entry for entry in self._client().describe_topics(list(names))}
-        except KafkaError as error:
-            self.close()
-            raise SourceError(
-                f"{self._settings.bootstrap_servers} did not answer a request for its topics: {error}"
-            ) from error
+        names = list(names)
+        found = self._describe(names)
         return {name: topic_of(self._settings, name, found.get(name, {"error_code": 3}), to) for name in names}
+
+    def source_topics(self, *, to: Sequence[ACLOperation] = ()) -> dict[str, Topic]:
+        """Describe the topics that are learned from; of a pattern those that match it now, perhaps none.
+
+        Raises:
+            SourceError: see `topics`.
+        """
+        if self._settings.topics_pattern is None:
+            return self.topics(self._settings.topics, to=to)
+        # a topic with an error is being created or deleted
+        found = {name: entry for name, entry in self._describe(None).items() if entry["error_code"] == NoError.errno}
+        return {
+            name: topic_of(self._settings, name, found[name], to)
+            for name in sorted(found)
+            if self._settings.reads(name)
+        }
 
     def commit(self, group: str, position: Position, note: str) -> None:
         """Store `position` as the group's offsets, with `note` as their metadata; blocks a few seconds at most.
@@ -149,13 +166,24 @@ class Cluster:
             close_quietly(self._admin)
             self._admin = None
 
+    def _describe(self, names: list[str] | None) -> dict[str, Mapping[str, Any]]:
+        """The metadata of these topics, or of all that this user may see, by name."""
+        try:
+            return {entry["name"]: entry for entry in self._client().describe_topics(names)}
+        except KafkaError as error:
+            self.close()
+            raise SourceError(
+                f"{self._settings.bootstrap_servers} did not answer a request for its topics: {error}"
+            ) from error
+
     def _try_commit(self, group: str, offsets: dict[Any, Any]) -> Any:
         """Commit once; return the error, or None."""
         try:
             answers = self._client().alter_group_offsets(group, offsets)
         except KafkaError as error:
             return error
-        return next((answer() for answer in answers.values() if answer is not NoError), None)
+        gone = (NoError, UnknownTopicOrPartitionError)  # a deleted topic has no offsets, and the others are stored
+        return next((answer() for answer in answers.values() if answer not in gone), None)
 
     def _client(self) -> Any:
         if self._admin is None:

@@ -8,9 +8,7 @@ behind, which are released here.
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
@@ -19,7 +17,8 @@ from kafka.net.compat import KafkaNetClient
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from connectors.kafka import batches, codecs
-from streamlearn.errors import CredentialsError, SourceError
+from connectors.kafka.security import secure_options
+from streamlearn.errors import SourceError
 from streamlearn.settings import KafkaSettings
 from streamlearn.stream.position import TopicPartition
 
@@ -28,7 +27,11 @@ _UNSPECIFIC = ("socket disconnected", "timed out", "Unable to bootstrap")
 with the end of the connection, because it then drops the reason."""
 
 _ADVICE = (
-    ("SaslAuthenticationFailed", "set sasl.plain.username and the password to those of a user of the broker"),
+    (
+        "SaslAuthenticationFailed",
+        "the broker must accept the user and password, the token or the ticket of sasl.mechanism",
+    ),
+    ("TokenError", "sasl.oauthbearer.* must name an endpoint and a client that it knows, or a token file"),
     ("UnsupportedSaslMechanism", "set sasl.mechanism to one that the broker supports"),
     (
         "mismatch",
@@ -39,25 +42,7 @@ _ADVICE = (
     ("_ALERT_", "ssl.certfile and ssl.keyfile must be a client certificate that the broker trusts, and its key"),
 )
 """Part of a reason -> what to do; the first match applies."""
-_NO_ADVICE = "a wrong security.protocol, sasl.mechanism, user name or password can cause this: check them first"
-
-
-def secure_options(settings: KafkaSettings) -> dict[str, Any]:
-    """Return a client's options for protocol, encryption and credentials.
-
-    Raises:
-        CredentialsError: a certificate, a key or the password file cannot be used.
-    """
-    options: dict[str, Any] = {"security_protocol": settings.security_protocol}
-    if settings.security_protocol.endswith("SSL"):
-        options["ssl_context"] = _context(settings)
-    if settings.security_protocol.startswith("SASL"):
-        options |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_plain_username,
-            "sasl_plain_password": _password(settings),
-        }
-    return options
+_NO_ADVICE = "a wrong security.protocol, sasl.mechanism, user name, password or token can cause this: check them first"
 
 
 def explain_failures(failures: Sequence[str]) -> str:
@@ -68,41 +53,6 @@ def explain_failures(failures: Sequence[str]) -> str:
     return f"{reason}; {advice}"
 
 
-def _context(settings: KafkaSettings) -> ssl.SSLContext:
-    """TLS 1.2 or newer; the broker's certificate must be trusted and match the host name."""
-    try:
-        context = ssl.create_default_context(cafile=settings.ssl_cafile)
-    except (OSError, ssl.SSLError) as error:
-        raise CredentialsError(
-            f"ssl.cafile must be a PEM file of CA certificates: {settings.ssl_cafile}: {error}"
-        ) from error
-    if settings.ssl_certfile is not None:
-        _load_client_certificate(context, settings.ssl_certfile, settings.ssl_keyfile)
-    return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    try:
-        context.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL prompts for an encrypted key
-    except (OSError, ssl.SSLError) as error:
-        raise CredentialsError(
-            "ssl.certfile and ssl.keyfile must be a PEM certificate and its unencrypted PEM key: "
-            f"{certificate}, {key or 'no ssl.keyfile'}: {error}"
-        ) from error
-
-
-def _password(settings: KafkaSettings) -> str:
-    """The password, or the first line of its file."""
-    if settings.sasl_plain_password is not None:
-        return settings.sasl_plain_password.get_secret_value()
-    path = settings.sasl_plain_password_file
-    assert path is not None, "the settings refuse SASL without a password"
-    try:
-        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialsError(f"sasl.plain.password.file must be a readable text file: {path}: {error}") from error
-
-
 CLIENT_ERRORS = (KafkaError, OSError)
 """What any call of a client may raise while the cluster is unreachable."""
 
@@ -111,6 +61,7 @@ _BACKOFF_MIN_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _CLOSE_TIMEOUT_MS = 5_000
 _ADMIN_TIMEOUT_MS = 10_000  # training waits for an offset commit
+_MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
 _HEADROOM_BYTES = 8 << 20  # one record batch may exceed fetch.max.bytes by this much and is still delivered
 
 _CLIENT_LOG = logging.getLogger("kafka")
@@ -163,6 +114,7 @@ def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
             "allow_auto_create_topics": False,
             "max_block_ms": settings.request_timeout_ms,
             "delivery_timeout_ms": 2 * settings.request_timeout_ms,
+            "max_request_size": _MAX_REQUEST_BYTES,
             **options,
         },
     )

@@ -186,18 +186,20 @@ class KafkaSource:
             clock=self._clock,
             sleep=self._sleep,
         )
-        self._topics = self._cluster.topics(self._settings.topics, to=[ACLOperation.READ])
+        self._topics = self._cluster.source_topics(to=[ACLOperation.READ])
         check_identity(identity or {}, self.identity)
         self._consumer = new_consumer(self._settings, _BOOTSTRAP_S)
         origins = [origin for topic in self._topics.values() for origin in topic.origins]
         begins, ends = self._spans_at_start(origins, position)
         unchecked = {origin: position[origin] for origin in origins if origin not in begins}
         settings = self._settings
+        # Topics that match a pattern and that no snapshot names were created after it.
+        created_later = settings.topics_pattern is not None and bool(position)
         starts = starting_offsets(
             position,
             begins | unchecked,
             ends | unchecked,
-            settings.offset_start,
+            "earliest" if created_later else settings.offset_start,
             settings.offset_gap_policy,
             settings.isolation_level,
         )
@@ -210,7 +212,8 @@ class KafkaSource:
         self._truncation = None
         self._monitor.reset(ends)
         self._mark_reachable()
-        self._log.info(Event.SOURCE_OPENED, topics=list(self._topics), partitions=len(self._next))
+        log = self._log.info if self._topics else self._log.warning  # nothing matches the pattern yet
+        log(Event.SOURCE_OPENED, topics=list(self._topics), partitions=len(self._next))
         return Position(dict(self._next))
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
@@ -304,6 +307,9 @@ class KafkaSource:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _fetch(self, max_records: int, timeout_s: float) -> list[Record]:
+        if not self._next:
+            self._sleep(timeout_s)
+            return []
         try:
             if self._truncation is not None:
                 raise self._truncation
@@ -449,14 +455,14 @@ class KafkaSource:
     def _discover_partitions(self) -> None:
         """Start reading new partitions, each from its first record, once it has a leader."""
         try:
-            topics = self._cluster.topics(self._settings.topics)
+            topics = self._cluster.source_topics()
             added = [origin for topic in topics.values() for origin in topic.origins if origin not in self._next]
             begins, _ = self._log_spans(added)
         except SourceError as error:
             self._note_no_answer(str(error))
             return
         check_identity(self.identity, identity_of(topics.values()))
-        self._topics = topics
+        self._topics |= topics  # one that was deleted keeps its id and its offset
         if begins:
             self._next.update(begins)
             self._assign()
@@ -512,7 +518,7 @@ class KafkaSource:
         Also returns False while the cluster does not answer.
         """
         try:
-            topics = self._cluster.topics(self._settings.topics)
+            topics = self._cluster.source_topics()
             begins, ends = self._log_spans(list(self._next))
         except SourceError:
             return False

@@ -10,6 +10,8 @@ The model does not change; the result is the report. Eq. 5 is plain gradient des
 ten steps of gradient descent from B = 0 make no progress. Eq. 6 holds along any path, Theorem 1 only along that of
 eq. 5.
 """
+# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank,
+# N rank of the transient expert: K R.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,11 +45,8 @@ from streamlearn.stream.record import Example
 #
 # so memory depends on the ranks only. Two cases that the paper leaves undefined are set to 0: an expert whose
 # activation does not vary over the tokens, such as a fresh one with B = 0 (0 / 0), and fewer than two tokens.
-
-
-# Shape suffixes: T tokens, O out features, H heads, K stable experts a head, R rank, N rank of the transient expert,
+#
 # X = N + K R + 1 rows per head: the transient expert's, every stable expert's, and a row of ones for counts and sums.
-
 
 ROUNDING = 1e-12
 """Minimum variance relative to the uncentered energy; below it, a variance is rounding noise of float32 activations."""
@@ -112,9 +111,6 @@ def _self_similarity(S: Tensor, raw: Tensor, G: Tensor) -> Tensor:
 # CP-MoE (arXiv 2605.20247) section 3.2.1: E(x) = 0 at first, trained with backbone and stable experts frozen (eq. 5).
 # There is no router: every token passes through all blocks. There are H x K blocks of the bank's rank, one for each
 # stable expert, so that importance can be carried over block by block; the blocks of a head are its transient expert.
-
-
-# Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank, N = K R.
 
 
 class TransientExpert:

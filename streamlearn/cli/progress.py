@@ -156,6 +156,12 @@ class ProgressDisplay:
         counts = [f"{trained:,} records trained", f"{status.records_dead_lettered:,} dead letters"]
         counts += [*ignored_counts(status.ignored), f"{status.step:,} steps"]
         self.console.print(f"{', '.join(counts)}, {time.monotonic() - self._started:.0f} s")
+        for form, number in status.truncated_records.items():
+            self.console.print(
+                f"{number:,} records of form {form} were longer than stream.max_tokens and lost "
+                f"{status.truncated_tokens[form]:,} tokens",
+                soft_wrap=True,
+            )
         if self.shifts:
             self.console.print(_shifts(list(self.shifts), status.adaptation))
         self.console.print(f"{self.snapshots} snapshots in {state_folder}/snapshots", soft_wrap=True)

@@ -126,10 +126,12 @@ def _overview(status: StatusView) -> _Pairs:
     held_out = f", {status.records_held_out:,} held out" if status.records_held_out else ""
     dead = f", {status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else ""
     ignored = "".join(f", {counted}" for counted in ignored_counts(status.ignored))
+    truncated = sum(status.truncated_records.values())
+    cut = f", {truncated:,} truncated by {sum(status.truncated_tokens.values()):,} tokens" if truncated else ""
     left = {
         "phase": status.phase + (f": {status.reason}" if status.reason else ""),
         "step": f"{status.step:,}",
-        "records": f"{status.records_trained:,} trained{held_out}{dead}{ignored}",
+        "records": f"{status.records_trained:,} trained{held_out}{dead}{ignored}{cut}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",
         "requests": f"{status.requests.known:,} known, {status.requests.unknown:,} unknown",
         "lag": f"{sum(lags):,} records" if lags else "unknown",

@@ -140,6 +140,10 @@ class RunState:
     """Dead letters by reason."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Ignored records by reason."""
+    truncated: Counter[str] = field(default_factory=Counter)
+    """Records cut to `stream.max_tokens`, by form."""
+    cut_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that they lost, by form."""
     refusals: int = 0
     """Updates refused because of a non-finite loss or gradient."""
     bad_in_a_row: int = 0
@@ -175,6 +179,9 @@ class RunState:
         self.ledger.account(batch, refused=refused, held_out=held_out)
         self.reasons.update(str(dead_lettered.reason) for dead_lettered in batch.dead_lettered)
         self.ignored.update(str(ignored.reason) for ignored in batch.ignored)
+        for truncation in batch.truncations:
+            self.truncated[truncation.form] += 1
+            self.cut_tokens[truncation.form] += truncation.num_cut
         self.records_since_save += len(batch.records) + len(batch.dead_lettered) + len(batch.ignored)
         if step is None:
             return

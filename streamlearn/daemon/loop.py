@@ -4,14 +4,15 @@
 """
 
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from streamlearn.controls import Control, Scope
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.process import Degradation
-from streamlearn.daemon.status_publisher import StatusPublisher
 from streamlearn.errors import DeadLetterError, DivergedError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import BatchOutcome, refusal_message
@@ -25,7 +26,7 @@ from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.parts import SnapshotInfo, snapshot_name
-from streamlearn.status import Board, Phase, Status
+from streamlearn.status import Board, PartitionStatus, Phase, Status
 from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Batch
 
@@ -33,6 +34,8 @@ _log = get_logger("daemon")
 
 PUBLISH_POLL_S = 0.02  # between two checks whether the publisher has something to score, at the end of the stream
 POLL_S = 0.2  # maximum wait for records in one iteration: a stop, a job or a due snapshot waits at most this long
+SPEED_WINDOW_S = 30.0  # tokens/s is an average over this time
+LOG_INTERVAL_S = 10.0  # one step per interval is logged at level info, every step at level debug
 
 
 class Observer(Protocol):
@@ -78,7 +81,11 @@ class Daemon:
             pack_tokens=components.settings.stream.batch_tokens,
         )
         self.degradation = Degradation(components.settings.snapshot.max_age_s)
-        self.status_publisher = StatusPublisher(board, components)
+        self._throughput = Throughput()
+        self._has_published = False
+        self._logged_at = 0.0
+        self._truncates = False
+        """Whether the last batch had truncated records."""
         self._stop_reason: str | None = None
         self._fault: StreamlearnError | None = None
         """Why the process must end: memory may differ from disk."""
@@ -222,6 +229,7 @@ class Daemon:
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
+        self._note_truncations(assigned.batch)
         is_rolled_back = self.state.bad_in_a_row >= self.components.settings.learner.max_bad_batches
         if is_rolled_back:
             self._publish(Phase.RUNNING, ready=True)  # process counters keep what the rollback takes back
@@ -272,6 +280,19 @@ class Daemon:
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]
         return self.components.crash_guard.training(self.learner.number + 1, ids)
+
+    def _note_truncations(self, batch: Batch) -> None:
+        """Log the first of consecutive batches with truncated records."""
+        truncations = batch.truncations
+        if truncations and not self._truncates:
+            _log.warning(
+                Event.RECORDS_TRUNCATED,
+                forms=dict(Counter(truncation.form for truncation in truncations)),
+                tokens=sum(truncation.num_cut for truncation in truncations),
+                max_tokens=self.components.settings.stream.max_tokens,
+                overlong=self.components.settings.stream.overlong,
+            )
+        self._truncates = bool(truncations)
 
     def _note_journal(self, fault: SnapshotError | None) -> None:
         if fault is not None:
@@ -458,7 +479,82 @@ class Daemon:
         _log.warning(Event.ROLLED_BACK, to=snapshot.name, left_out=len(refused))
 
     def _publish(self, phase: Phase, *, ready: bool = False, reason: str = "", step: Step | None = None) -> None:
-        degraded, requests = self.degradation.reason, self.job_runner.requests
-        self.status_publisher.publish(
-            self.state, phase, ready=ready, reason=reason, degraded=degraded, step=step, requests=requests
+        """Put the loop's state on the board; `step` is the one just taken, if any."""
+        before, now, state, updates = self.board.read(), time.monotonic(), self.state, self.learner.number
+        trackers, position = self.components.trackers, state.read_position
+        if trackers is not None and updates < before.step:
+            trackers.note_rewind(updates)
+        lag = self.components.source.lag(position)
+        adaptation = self.adaptation.status()
+        self.history.complete_rows(adaptation.regimes)
+        speed = self._throughput.update(now, state.tokens) if step is not None else before.tokens_per_s
+        status = replace(
+            before,
+            phase=phase,
+            ready=ready,
+            reason=reason,
+            degraded=self.degradation.reason,
+            step=updates,
+            last_step_at=before.last_step_at if step is None or step.refusal is not None else now,
+            records_trained=sum(state.ledger.trained.values()),
+            records_held_out=state.ledger.held_out.total(),
+            tokens_trained=state.tokens,
+            tokens_per_s=0.0 if phase in (Phase.IDLE, Phase.PAUSED) else speed,
+            loss=state.loss,
+            loss_smoothed=state.loss_smoothed,
+            learning_rate=self.learner.learning_rate,
+            dead_letters=dict(state.reasons),
+            ignored=dict(state.ignored),
+            truncated_records=dict(state.truncated),
+            truncated_tokens=dict(state.cut_tokens),
+            update_refusals=state.refusals,
+            adaptation=adaptation,
+            history=self.history.status,
+            publication=None if self.adapter_publisher is None else self.adapter_publisher.status,
+            trackers=() if trackers is None else trackers.status,
+            partitions=tuple(
+                PartitionStatus(origin.topic, origin.partition, offset, lag.get(origin))
+                for origin, offset in position.items()
+            ),
+            snapshot=state.last_snapshot,
+            records_since_snapshot=state.records_since_save,
+            step_seconds=before.step_seconds if step is None else step.seconds,
+            requests=dict(self.job_runner.requests),
         )
+        if self._has_published:  # the totals that the process began with are not its own
+            self.board.counters.update(before, status)
+        self._has_published = True
+        self.board.publish(status)
+        if step is not None:
+            self._log_step(step, status, now)
+
+    def _log_step(self, step: Step, status: Status, now: float) -> None:
+        fields = {
+            "step": step.number,
+            "loss": round(step.loss, 4),
+            "smoothed": round(status.loss_smoothed or step.loss, 4),
+            "records": status.records_trained,
+            "tokens_per_s": round(status.tokens_per_s),
+        }
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            _log.info(Event.STEP_TAKEN, **fields)
+        else:
+            _log.debug(Event.STEP_TAKEN, **fields)
+
+
+class Throughput:
+    """Tokens per second over the last `SPEED_WINDOW_S`."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, tokens: int) -> float:
+        """The average up to `now`, when `tokens` have been trained on in all; fewer than before after a rollback."""
+        if self._marks and tokens < self._marks[-1][1]:
+            self._marks.clear()
+        self._marks.append((now, tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
+            self._marks.popleft()
+        then, before = self._marks[0]
+        return (tokens - before) / (now - then) if now > then else 0.0

@@ -34,7 +34,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import HoldoutSettings
 from streamlearn.status import Scoring
-from streamlearn.stream.record import Batch, Example
+from streamlearn.stream.record import Batch, Example, Truncation
 
 
 @dataclass
@@ -44,18 +44,20 @@ class HeldOutRecord:
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     images: tuple[bytes, ...] = ()
+    truncation: Truncation | None = None
     example: Example = field(init=False)
 
     def __post_init__(self) -> None:
         """Without images, these are the whole example."""
-        self.example = Example(self.input_ids, self.labels)
+        self.example = Example(self.input_ids, self.labels, truncation=self.truncation)
 
     @classmethod
     def from_example(cls, example: Example) -> "HeldOutRecord":
         """Keep an example; the model's inputs of its images are computed again when they are needed."""
         for image in example.images:
             image.drop_inputs()
-        record = cls(example.input_ids, example.labels, tuple(image.data for image in example.images))
+        images = tuple(image.data for image in example.images)
+        record = cls(example.input_ids, example.labels, images, example.truncation)
         record.example = example
         return record
 

@@ -445,6 +445,8 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
         ignored=dict(status.ignored),
+        truncated_records=dict(status.truncated_records),
+        truncated_tokens=dict(status.truncated_tokens),
         tokens_per_s=round(status.tokens_per_s, 1),
         prequential_loss_nats=LossView(last=status.loss, smoothed=status.loss_smoothed),
         current_regime=adaptation.current and adaptation.current.number,

@@ -101,9 +101,10 @@ class Settings(BaseSettings):
         if self.dead_letters.topic is not None:
             if self.source.kafka is None:
                 raise ValueError("dead_letters.topic needs source.kafka: use dead_letters.file with a jsonl source")
-            if self.dead_letters.topic in self.source.kafka.topics:
+            if self.source.kafka.reads(self.dead_letters.topic):
+                setting = "topics" if self.source.kafka.topics_pattern is None else "topics.pattern"
                 raise ValueError(
-                    f"dead_letters.topic must not be one of source.kafka.topics, found {self.dead_letters.topic}: "
+                    f"dead_letters.topic must not be one of source.kafka.{setting}, found {self.dead_letters.topic}: "
                     "dead letters would be read as records"
                 )
         return self

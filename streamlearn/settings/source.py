@@ -1,7 +1,9 @@
 """Settings of the source, the dead letters, record limits and batches."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -17,11 +19,16 @@ _KAFKA_REFUSED = {
     "enable_auto_commit": "offsets are committed after each snapshot; remove the key",
     "auto_offset_reset": "use offset.start (earliest or latest), which applies to topics without a snapshot",
     "group_protocol": "partitions are assigned, not subscribed to; remove the key",
-    "sasl_jaas_config": "use sasl.mechanism, sasl.plain.username and sasl.plain.password.file",
+    "sasl_jaas_config": "use sasl.mechanism, and its own keys: sasl.plain.username and sasl.plain.password.file, "
+    "or sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.file",
+    "topics_regex": "use topics.pattern",
     "ssl_truststore_location": "use ssl.cafile with a PEM file",
     "ssl_keystore_location": "use ssl.certfile and ssl.keyfile with PEM files",
     "value_deserializer": "records are decoded as `stream` configures; remove the key",
 }
+
+_IN_CLEAR_TEXT = {"PLAIN": "password", "OAUTHBEARER": "token"}
+"""Mechanisms that send what it takes to authenticate."""
 
 
 class KafkaSettings(Section):
@@ -29,8 +36,11 @@ class KafkaSettings(Section):
 
     bootstrap_servers: str
     """Comma-separated host:port of one or more brokers."""
-    topics: tuple[str, ...] = Field(min_length=1)
-    """Topics to learn from. Every partition is read, including those added later."""
+    topics: tuple[str, ...] = ()
+    """Topics to learn from. Every partition is read, including those added later. Set this or topics.pattern."""
+    topics_pattern: str | None = None
+    """Regular expression; every topic whose whole name it matches is read. One that is created later is found within
+    metadata.max.age.ms and read from its first record. Internal topics (names that begin with __) are left out."""
     group_id: str = "streamlearn"
     """Group to which offsets are committed after each snapshot, for lag monitoring only. No consumer may use it."""
     client_id: str = "streamlearn"
@@ -39,14 +49,36 @@ class KafkaSettings(Section):
     """PLAINTEXT and SASL_PLAINTEXT need brokers on this machine or allow_plaintext."""
     allow_plaintext: bool = False
     """Whether to allow unencrypted connections to brokers on other machines."""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """Required for the SASL protocols."""
+    sasl_mechanism: (
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM", "GSSAPI"] | None
+    ) = None
+    """Required for the SASL protocols. AWS_MSK_IAM (extra `msk`) takes credentials and region from the environment, as
+    the AWS CLI does; GSSAPI (extra `kerberos`) takes tickets from kinit or a keytab in KRB5_CLIENT_KTNAME."""
     sasl_plain_username: str | None = None
     """User name for PLAIN and SCRAM."""
     sasl_plain_password: SecretStr | None = None
     """Password for PLAIN and SCRAM; prefer sasl.plain.password.file."""
     sasl_plain_password_file: Path | None = None
     """File with the password in its first line, for example a systemd credential."""
+    sasl_oauthbearer_token_endpoint_url: str | None = None
+    """OAUTHBEARER: endpoint that gives tokens to a client (OAuth client credentials). A proxy is taken from
+    HTTPS_PROXY."""
+    sasl_oauthbearer_client_id: str | None = None
+    """OAUTHBEARER: client for the endpoint."""
+    sasl_oauthbearer_client_secret_file: Path | None = None
+    """OAUTHBEARER: file with the client's secret in its first line; it is read for each token."""
+    sasl_oauthbearer_scope: str | None = None
+    """OAUTHBEARER: scope to request."""
+    sasl_oauthbearer_cafile: Path | None = None
+    """OAUTHBEARER: PEM file of the CAs that may sign the endpoint's certificate; by default the system's CAs."""
+    sasl_oauthbearer_token_file: Path | None = None
+    """OAUTHBEARER: file with a token that another program renews, instead of an endpoint; read for each session."""
+    sasl_oauthbearer_extensions: dict[str, str] = Field(default_factory=dict)
+    """OAUTHBEARER: SASL extensions, for example logicalCluster and identityPoolId for Confluent Cloud."""
+    sasl_kerberos_service_name: str = "kafka"
+    """GSSAPI: service in the brokers' principals (service/host@REALM)."""
+    sasl_kerberos_domain_name: str | None = None
+    """GSSAPI: host in the brokers' principals; by default the host that is connected to."""
     ssl_cafile: Path | None = None
     """PEM file of the CAs that may sign the brokers' certificates; by default the system's CAs."""
     ssl_certfile: Path | None = None
@@ -97,18 +129,78 @@ class KafkaSettings(Section):
                 f"security.protocol is {self.security_protocol}, but {self.bootstrap_servers} is not on this machine: "
                 "use SSL or SASL_SSL, or set allow_plaintext: true"
             )
-        if self.security_protocol == "SASL_PLAINTEXT" and self.sasl_mechanism == "PLAIN" and not loopback:
-            raise ValueError("PLAIN over SASL_PLAINTEXT sends the password in clear text: use SASL_SSL")
+        if self.security_protocol == "SASL_PLAINTEXT" and self.sasl_mechanism in _IN_CLEAR_TEXT and not loopback:
+            sent = _IN_CLEAR_TEXT[self.sasl_mechanism]
+            raise ValueError(f"{self.sasl_mechanism} over SASL_PLAINTEXT sends the {sent} in clear text: use SASL_SSL")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl.keyfile is the key of ssl.certfile: set both or neither")
         if self.security_protocol.startswith("SASL"):
+            self._check_sasl()
+        return self
+
+    @model_validator(mode="after")
+    def _names_topics(self) -> Self:
+        if bool(self.topics) == (self.topics_pattern is not None):
+            both = "both" if self.topics else "neither"
+            raise ValueError(f"either topics or topics.pattern must be set, found {both}")
+        if self.topics_pattern is not None:
+            try:
+                re.compile(self.topics_pattern)
+            except re.error as error:
+                found = f"{self.topics_pattern!r:.100}: {error}"
+                raise ValueError(
+                    f"topics.pattern must be a regular expression like orders-.*, found {found}"
+                ) from error
+        return self
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic of this name is learned from."""
+        if self.topics_pattern is None:
+            return topic in self.topics
+        return not topic.startswith("__") and re.fullmatch(self.topics_pattern, topic) is not None
+
+    def _check_sasl(self) -> None:
+        """Check that the mechanism has what it needs.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.sasl_mechanism == "OAUTHBEARER":
+            self._check_oauth()
+        elif self.sasl_mechanism == "AWS_MSK_IAM":
+            if self.security_protocol != "SASL_SSL":
+                raise ValueError(f"AWS_MSK_IAM needs security.protocol SASL_SSL, found {self.security_protocol}")
+        elif self.sasl_mechanism != "GSSAPI":
             password = self.sasl_plain_password is not None or self.sasl_plain_password_file is not None
             if self.sasl_mechanism is None or self.sasl_plain_username is None or not password:
                 raise ValueError(
                     f"security.protocol {self.security_protocol} needs sasl.mechanism, sasl.plain.username and "
                     "sasl.plain.password.file; for a local broker without them set security.protocol: PLAINTEXT"
                 )
-        return self
+
+    def _check_oauth(self) -> None:
+        url, client, secret = (
+            self.sasl_oauthbearer_token_endpoint_url,
+            self.sasl_oauthbearer_client_id,
+            self.sasl_oauthbearer_client_secret_file,
+        )
+        if self.sasl_oauthbearer_token_file is not None:
+            if any(value is not None for value in (url, client, secret, self.sasl_oauthbearer_scope)):
+                raise ValueError("sasl.oauthbearer.token.file replaces an endpoint: remove the endpoint's settings")
+            return
+        if url is None or client is None or secret is None:
+            raise ValueError(
+                "OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and "
+                "sasl.oauthbearer.client.secret.file, or sasl.oauthbearer.token.file"
+            )
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError(
+                "sasl.oauthbearer.token.endpoint.url must be https://HOST/PATH; the credentials belong into "
+                "sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.file"
+            )
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
+            raise ValueError(f"sasl.oauthbearer.token.endpoint.url must be https, found {url}: it receives the secret")
 
 
 class JsonlSettings(Section):
@@ -176,9 +268,10 @@ class StreamSettings(Section):
     """Maximum width times height of an image, pixels; read from its header before it is decoded."""
     max_tokens: PositiveInt = 1024
     """Maximum length of a record after tokenization, tokens."""
-    overlong: Literal["truncate", "dead_letter"] = "truncate"
-    """What happens to a longer record: truncate removes the start of the prompt (the end of plain text); dead_letter
-    sets it aside."""
+    overlong: Literal["middle", "truncate", "dead_letter"] = "middle"
+    """What happens to a longer record: middle keeps the head and the tail of the prompt, and of a conversation the
+    system message and the last turns; truncate removes the start of the prompt; both remove the end of plain text;
+    dead_letter sets the record aside. Shift detection reads the whole prompt."""
     batch_tokens: PositiveInt = 2048
     """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8

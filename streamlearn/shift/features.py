@@ -73,10 +73,12 @@ class Featurizer:
 
 
 def input_of(example: Example) -> NDArray[np.int32]:
-    """The tokens that are not learned; all tokens if everything is learned, as in plain text.
+    """The tokens that are not learned; all tokens if everything is learned, as in plain text. Those before truncation.
 
     Placeholder tokens of an image carry no content, so its visual words replace them.
     """
+    if example.truncation is not None:
+        return _with_visual_words(example.truncation.input_ids, example.images)
     unlearned = example.input_ids[example.labels == IGNORED]
     # Nothing predicts a first token, so it is never learned, not even in plain text.
     tokens = unlearned if len(unlearned) > 1 else example.input_ids
@@ -84,7 +86,9 @@ def input_of(example: Example) -> NDArray[np.int32]:
 
 
 def input_of_prompt(prompt: Prompt) -> NDArray[np.int32]:
-    """The tokens of a prompt, with visual words in place of image placeholders."""
+    """The tokens of a prompt before truncation, with visual words in place of image placeholders."""
+    if prompt.truncation is not None:
+        return _with_visual_words(prompt.truncation.input_ids, prompt.images)
     return _with_visual_words(np.array(prompt.ids, dtype=np.int32), prompt.images)
 
 

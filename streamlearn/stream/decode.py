@@ -17,8 +17,8 @@ first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,20 +29,11 @@ from streamlearn.stream.encode import Encoder
 from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
 from streamlearn.stream.mapping import RecordMapping
 from streamlearn.stream.parse import json_type, read_integers, read_string
-from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage
+from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage, Truncation
+from streamlearn.stream.truncate import Draft, Turns, cut_conversation, cut_tokens, too_long
 
 _FORM_OF = {field: form.name for form in FORMS for field in form.fields}
 _WITH_IMAGES = tuple(form.name for form in FORMS if form.takes_images)
-
-
-class _Draft(NamedTuple):
-    """Tokens before truncation; `answer` is the index where the last completion starts, None without a prompt."""
-
-    ids: list[int]
-    labels: list[int]
-    answer: int | None
-    images: tuple[RecordImage, ...] = ()
-    image_starts: tuple[int, ...] = ()
 
 
 class Decoder:
@@ -65,7 +56,7 @@ class Decoder:
         self._sample_types = sample_types  # empty: sample types are not used, and any is accepted
         self._vocab_size = vocab_size
         self._encoder = Encoder(tokenizer, template, in_parts=vision is not None)
-        self._drafts: dict[str, Callable[[Mapping[str, Any]], _Draft]] = {
+        self._drafts: dict[str, Callable[[Mapping[str, Any]], _Source]] = {
             "text": self._text,
             "prompt + completion": self._prompt,
             "messages": self._messages,
@@ -89,7 +80,8 @@ class Decoder:
             RecordError: with the reason, what must hold and what was found.
         """
         value = self.mapping.canonical(value)
-        draft = self._truncate(self._drafts[self._form(value)](value))
+        form = self._form(value)
+        draft, truncation = self._fitted(self._drafts[form](value), form)
         input_ids, labels = (np.array(tokens, dtype=np.int64) for tokens in (draft.ids, draft.labels))
         labels[:1] = IGNORED  # nothing predicts the first token
         if not (labels != IGNORED).any():
@@ -110,6 +102,7 @@ class Decoder:
             draft.images,
             draft.image_starts,
             self._placeholders.positions(ids, draft.images),
+            truncation,
         )
 
     def with_images(self, example: Example, data: Sequence[bytes]) -> Example:
@@ -138,21 +131,29 @@ class Decoder:
     def prompt(self, value: str | Sequence[Mapping[str, Any]], image: object = None) -> Prompt:
         """Encode a text, or a conversation up to the assistant's next turn; `image` is as in a record.
 
+        A longer prompt than `max_tokens` is truncated as that of a record.
+
         Raises:
-            RecordError: the messages are invalid, or the prompt is empty or longer than `max_tokens`.
+            RecordError: the messages are invalid, or the prompt is empty or too long.
         """
         images = self._placeholders.images({} if image is None else {"image": image})
         if isinstance(value, str):
             ids = self._placeholders.encode_prompt(self._encoder, read_string(value, "prompt", self._settings), images)
+            source = _Source(self._expanded(ids, [IGNORED] * len(ids), images, answer=len(ids)))
         else:
             conversation = self._conversation({"messages": list(value)})
-            ids = self._encoder.generation_prompt(with_image_parts(conversation.messages, images))
-        ids, _, _ = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
-        if not 0 < len(ids) <= self._settings.max_tokens:
-            raise RecordError(
-                Reason.TOO_MANY_TOKENS, f"a prompt must have 1 to {self._settings.max_tokens} tokens, found {len(ids)}"
-            )
-        return Prompt(ids, images, self._placeholders.positions(np.array(ids, dtype=np.int32), images))
+
+            def encode(turns: Turns) -> Draft:
+                ids = self._encoder.generation_prompt([message for message, _ in turns], conversation.tools)
+                return self._expanded(ids, [IGNORED] * len(ids), images, answer=len(ids))
+
+            turns = [(message, False) for message in with_image_parts(conversation.messages, images)]
+            source = _Source(encode(turns), turns, encode)
+        draft, truncation = self._fitted(source, "prompt")
+        if not draft.ids:
+            raise RecordError(Reason.NOTHING_TO_LEARN, "a prompt must have at least one token, found none")
+        positions = self._placeholders.positions(np.array(draft.ids, dtype=np.int32), images)
+        return Prompt(draft.ids, images, positions, truncation)
 
     def _form(self, value: Mapping[str, Any]) -> str:
         form = _form(value)
@@ -173,12 +174,12 @@ class Decoder:
             )
         return found
 
-    def _text(self, value: Mapping[str, Any]) -> _Draft:
+    def _text(self, value: Mapping[str, Any]) -> "_Source":
         text = read_string(value["text"], "text", self._settings)
         ids = [*self._encoder.bos, *self._encoder.text(text), *self._encoder.eos]
-        return _Draft(ids, [IGNORED] * len(self._encoder.bos) + ids[len(self._encoder.bos) :], None)
+        return _Source(Draft(ids, [IGNORED] * len(self._encoder.bos) + ids[len(self._encoder.bos) :], None))
 
-    def _prompt(self, value: Mapping[str, Any]) -> _Draft:
+    def _prompt(self, value: Mapping[str, Any]) -> "_Source":
         for name in ("prompt", "completion"):
             if name not in value:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
@@ -192,16 +193,26 @@ class Decoder:
         ids = self._placeholders.encode_prompt(self._encoder, prompt, images)
         ids, labels, image_starts = self._placeholders.expand(ids, [IGNORED] * len(ids), images)
         answer = [*self._encoder.text(completion), *self._encoder.eos]
-        return _Draft(ids + answer, labels + answer, len(ids), images, image_starts)
+        return _Source(Draft(ids + answer, labels + answer, len(ids), images, image_starts))
 
-    def _messages(self, value: Mapping[str, Any]) -> _Draft:
+    def _messages(self, value: Mapping[str, Any]) -> "_Source":
         conversation = self._conversation(value).up_to_last_answer()
         images = self._placeholders.images(value)
+
+        def encode(turns: Turns) -> Draft:
+            learned = [i for i, (_, is_learned) in enumerate(turns) if is_learned]
+            ids, labels = self._encoder.chat([message for message, _ in turns], conversation.tools, learned)
+            starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
+            return self._expanded(ids, labels, images, answer=max(starts, default=0))
+
         messages = with_image_parts(conversation.messages, images)
-        ids, labels = self._encoder.chat(messages, conversation.tools, conversation.learned)
-        ids, labels, image_starts = self._placeholders.expand(ids, labels, images)
-        starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
-        return _Draft(ids, labels, max(starts, default=0), images, image_starts)
+        turns = [(message, i in conversation.learned) for i, message in enumerate(messages)]
+        return _Source(encode(turns), turns, encode)
+
+    def _expanded(self, ids: list[int], labels: list[int], images: tuple[RecordImage, ...], *, answer: int) -> Draft:
+        """The draft with each image's tokens in place of its placeholder; images come before the answer."""
+        new_ids, new_labels, image_starts = self._placeholders.expand(ids, labels, images)
+        return Draft(new_ids, new_labels, answer + len(new_ids) - len(ids), images, image_starts)
 
     def _conversation(self, value: Mapping[str, Any]) -> Conversation:
         return read_conversation(
@@ -211,7 +222,7 @@ class Decoder:
             in_parts=self._placeholders.vision is not None,
         )
 
-    def _input_ids(self, value: Mapping[str, Any]) -> _Draft:
+    def _input_ids(self, value: Mapping[str, Any]) -> "_Source":
         if "input_ids" not in value:
             raise RecordError(Reason.BAD_FORM, "labels must come with input_ids, which is missing")
         ids = self._tokens(value, "input_ids")
@@ -221,7 +232,8 @@ class Decoder:
                 Reason.BAD_FORM, f"labels must be as long as input_ids, {len(ids)} tokens, found {len(labels)}"
             )
         self._placeholders.expand(ids, labels, ())  # refuses image tokens without an image
-        return _Draft(ids, labels, None)
+        first = next((t for t, label in enumerate(labels) if label != IGNORED), 0)
+        return _Source(Draft(ids, labels, first if first > 1 else None))
 
     def _tokens(self, value: Mapping[str, Any], name: str) -> list[int]:
         tokens = read_integers(value[name], name, self._settings)
@@ -234,33 +246,28 @@ class Decoder:
             )
         return tokens
 
-    def _truncate(self, draft: _Draft) -> _Draft:
-        """Truncate to `max_tokens`: a prompt loses its beginning (bos stays), a record without a prompt its end."""
-        limit = self._settings.max_tokens
-        ids, labels, answer, _, image_starts = draft
-        if len(ids) <= limit:
-            return draft
+    def _fitted(self, source: "_Source", form: str) -> tuple[Draft, Truncation | None]:
+        """The draft with at most `max_tokens`, and what was cut."""
+        draft, limit = source.draft, self._settings.max_tokens
+        if len(draft.ids) <= limit:
+            return draft, None
         if self._settings.overlong == "dead_letter":
-            raise RecordError(
-                Reason.TOO_MANY_TOKENS, f"a record may hold at most {limit} tokens (max_tokens), found {len(ids)}"
-            )
-        if answer is None:
-            return _Draft(ids[:limit], labels[:limit], None)
-        bos = ids[:1] if answer > 0 and ids[:1] == self._encoder.bos else []
-        space = limit - len(bos)
-        # An answer that is itself too long keeps its beginning, after bos or else after the prompt's last token.
-        start = min(len(ids) - space, max(answer - 1 + len(bos), 0))
-        if image_starts:
-            end = start + space - len(draft.images[-1].inputs.token_ids)
-            if not start <= image_starts[0] <= image_starts[-1] < end:
-                raise RecordError(
-                    Reason.TOO_MANY_TOKENS,
-                    f"a record may hold at most {limit} tokens (max_tokens), found {len(ids)}, and images cannot be "
-                    "truncated",
-                )
-        kept = bos + ids[start : start + space], [IGNORED] * len(bos) + labels[start : start + space]
-        moved = tuple(image_start - start + len(bos) for image_start in image_starts)
-        return _Draft(*kept, answer, draft.images, moved)
+            raise too_long(limit, len(draft.ids))
+        fitted = draft
+        if source.encode is not None and self._settings.overlong == "middle":
+            fitted = cut_conversation(source.turns, draft, limit, source.encode, self._encoder.offsets)
+        if len(fitted.ids) > limit:
+            fitted = cut_tokens(fitted, self._settings, self._encoder.bos, self._placeholders.margins)
+        return fitted, Truncation(form, len(draft.ids) - len(fitted.ids), draft.detection_input(limit))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A record's draft, and if it is a conversation the means to encode a part of it."""
+
+    draft: Draft
+    turns: Turns = field(default_factory=list)
+    encode: Callable[[Turns], Draft] | None = None
 
 
 def _form(value: Mapping[str, Any]) -> str:

@@ -91,6 +91,10 @@ class Encoder:
         [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)  # without offsets
         return self._without_controls(encoding).ids
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of a record's text starts and ends."""
+        return self._plain.encode(text, add_special_tokens=False).offsets
+
     def chat(
         self, messages: Sequence[Message], tools: Tools | None = None, learned: Collection[int] | None = None
     ) -> tuple[list[int], list[int]]:

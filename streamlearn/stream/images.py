@@ -269,6 +269,14 @@ class ImagePlaceholders:
         self.vision = vision
         self._limits = limits
 
+    @property
+    def margins(self) -> tuple[int, int]:
+        """Tokens of a placeholder before and after its image token."""
+        if self.vision is None:
+            return 0, 0
+        before = self.vision.placeholder.index(self.vision.image_token)
+        return before, len(self.vision.placeholder) - 1 - before
+
     def images(self, value: Mapping[str, Any]) -> tuple[RecordImage, ...]:
         """Decode the images of a record.
 

@@ -110,6 +110,18 @@ class RecordImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Truncation:
+    """What a record was before it was cut to `stream.max_tokens`."""
+
+    form: str
+    """Name of its form."""
+    num_cut: int
+    """Tokens cut off."""
+    input_ids: NDArray[np.int32]
+    """Its tokens that are not learned, for detection and routing; see `truncate.Draft`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Example:
     """One decoded record: `labels[t]` is the token at `t` itself, or -100 where nothing is learned."""
 
@@ -123,6 +135,8 @@ class Example:
     """Index of each image's first token."""
     positions: NDArray[np.int64] | None = None
     """(P, T) positions of the tokens; None if they are 0, 1, 2, ..."""
+    truncation: Truncation | None = None
+    """None if the record was not cut."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -146,16 +160,17 @@ class StoredExample:
     labels: NDArray[np.int32]
     sample_type: str | None = None
     images: tuple[bytes, ...] = ()
+    truncation: Truncation | None = None
 
     @classmethod
     def from_example(cls, example: Example) -> Self:
         """Leave out everything that can be computed again from images."""
         images = tuple(image.data for image in example.images)
-        return cls(example.input_ids, example.labels, example.sample_type, images)
+        return cls(example.input_ids, example.labels, example.sample_type, images, example.truncation)
 
     def restored(self, with_images: Callable[[Example, Sequence[bytes]], Example]) -> Example:
         """Return the example; `with_images` is `Decoder.with_images`."""
-        example = Example(self.input_ids, self.labels, self.sample_type)
+        example = Example(self.input_ids, self.labels, self.sample_type, truncation=self.truncation)
         return with_images(example, self.images) if self.images else example
 
 
@@ -167,6 +182,8 @@ class Prompt:
     images: tuple[RecordImage, ...] = ()
     positions: NDArray[np.int64] | None = None
     """See `Example.positions`."""
+    truncation: Truncation | None = None
+    """None if it was not cut."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -201,6 +218,11 @@ class Batch:
     """All of these records in the order in which they were read, for the journal."""
     ignored: tuple[IgnoredRecord, ...] = ()
     """The records that were ignored; they are in `runs` too."""
+
+    @property
+    def truncations(self) -> tuple[Truncation, ...]:
+        """Of the examples that were cut."""
+        return tuple(example.truncation for example in self.examples if example.truncation is not None)
 
     @property
     def num_tokens(self) -> int:

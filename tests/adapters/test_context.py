@@ -94,16 +94,16 @@ def test_a_bias_does_not_outlive_its_forward_pass(make_learner: MakeLearner) -> 
 def test_sequences_are_routed_whole_and_by_their_prompt_only(make_learner: MakeLearner) -> None:
     """`mot`: all tokens of a record and all linears of a block share one decision, which answers do not change."""
     learner = make_learner(preset="mot")
-    found = decisions(learner, EXAMPLES, None)
-    assert len(found) == 2  # one gate per block
-    assert all(each.selected_HKT.shape == (1, 8, 3) for each in found)
+    result = decisions(learner, EXAMPLES, None)
+    assert len(result) == 2  # one gate per block
+    assert all(each.selected_HKT.shape == (1, 8, 3) for each in result)
     changed = [
         replace(example, input_ids=example.input_ids.copy(), labels=example.labels.copy()) for example in EXAMPLES
     ]
     for example in changed:
         example.input_ids[4:] = 20
         example.labels[4:] = 20
-    torch.testing.assert_close(decisions(learner, changed, None)[0].native_HKT, found[0].native_HKT)
+    torch.testing.assert_close(decisions(learner, changed, None)[0].native_HKT, result[0].native_HKT)
 
 
 def test_exploration_noise_is_for_training(make_learner: MakeLearner) -> None:

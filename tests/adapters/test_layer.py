@@ -49,8 +49,8 @@ def tokens(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def gradients(made: HeadLoraLinear, x: Tensor, y: Tensor) -> dict[str, Tensor | None]:
     inputs = {"x": x} | {name: p for name, p in made.named_parameters() if p.requires_grad}
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    found = torch.autograd.grad((y * weights).sum(), list(inputs.values()), allow_unused=True)
-    return dict(zip(inputs, found, strict=True))
+    result = torch.autograd.grad((y * weights).sum(), list(inputs.values()), allow_unused=True)
+    return dict(zip(inputs, result, strict=True))
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=list(VARIANTS))
@@ -65,9 +65,9 @@ def test_equals_the_loop_over_the_papers_equations(config: HeadLoraConfig) -> No
     assert A is not None
     assert B is not None
     expected = reference.forward(x, made.base_layer(x), A, B, router, config)
-    found = made(x)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradients(made, x, found), gradients(made, x, expected))
+    result = made(x)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(gradients(made, x, result), gradients(made, x, expected))
 
 
 @settings(deadline=None, max_examples=30)
@@ -91,11 +91,11 @@ def test_equals_the_reference_for_any_shape(heads: int, experts: int, rank: int,
 def test_an_unchosen_expert_gets_a_gradient_of_exactly_zero() -> None:
     """Exactly, not approximately."""
     made, x = layer(MH_MOE), tokens(2, 24)  # two tokens leave at least one of three experts per head without a token
-    found = gradients(made, x, made(x))
+    result = gradients(made, x, made(x))
     routed = made.head_lora_load["default"] > 0
     assert not routed.all()
     for name in ("head_lora_A.default", "head_lora_B.default"):
-        gradient = found[name]
+        gradient = result[name]
         assert gradient is not None
         assert (gradient[~routed] == 0).all()
         assert (gradient[routed] != 0).any(-1).all()
@@ -108,8 +108,8 @@ def test_works_under_bf16_autocast() -> None:
         y = made(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), made(x), rtol=0.05, atol=0.5)
-    found = gradients(made, x, y)
-    assert {g.dtype for g in found.values() if g is not None} == {torch.float32}
+    result = gradients(made, x, y)
+    assert {g.dtype for g in result.values() if g is not None} == {torch.float32}
 
 
 def test_counts_tokens_in_training_passes_only() -> None:

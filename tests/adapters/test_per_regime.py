@@ -50,8 +50,8 @@ def run(made: HeadLoraLinear, x: Tensor, slots: Sequence[int], lengths: Sequence
     y = made(x)
     inputs = [x, *(p for p in made.parameters() if p.requires_grad)]
     weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x).sum(1)  # each token has its own
-    found = torch.autograd.grad((y * weights[:, None]).sum(), inputs, allow_unused=True)
-    return y.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
+    result = torch.autograd.grad((y * weights[:, None]).sum(), inputs, allow_unused=True)
+    return y.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, result, strict=True)]
 
 
 @pytest.mark.parametrize("config", [OWN, ROUTED], ids=["one expert", "tokens choose among three"])
@@ -157,13 +157,13 @@ def logits(learner: Learner, slots: list[int] | None) -> Tensor:
     """Of the packed examples."""
     packed = pack(EXAMPLES, learner.device, slots)
     with torch.no_grad(), routing_context(learner.model, packed.context()):
-        found: Tensor = learner.forward(
+        result: Tensor = learner.forward(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
             records=packed.records,
             use_cache=False,
         ).logits[0]
-    return found
+    return result
 
 
 SHARED = HeadLoraConfig(num_heads=4, num_experts=5, regimes=4)
@@ -192,15 +192,15 @@ def test_its_tokens_keep_the_linears_output(config: HeadLoraConfig, slots: list[
     segment_ids = torch.arange(len(slots)).repeat_interleave(LENGTH)
     made.context_holder.context = RoutingContext(Sequences(lengths=(LENGTH,) * len(slots), slots=tuple(slots)))
     with torch.no_grad():
-        found, frozen = made(x), made.base_layer(x)
+        result, frozen = made(x), made.base_layer(x)
         for number, slot in enumerate(slots):
             own = segment_ids == number
             if slot == NO_REGIME:
-                assert torch.equal(found[own], frozen[own])
+                assert torch.equal(result[own], frozen[own])
                 continue
             made.context_holder.context = RoutingContext(Sequences(lengths=(LENGTH,), slots=(slot,)))
-            torch.testing.assert_close(found[own], made(x[own]))
-            assert not torch.equal(found[own], frozen[own])
+            torch.testing.assert_close(result[own], made(x[own]))
+            assert not torch.equal(result[own], frozen[own])
 
 
 def test_in_a_mixed_batch_it_has_the_backbones_logits(trained: Learner) -> None:
@@ -208,9 +208,9 @@ def test_in_a_mixed_batch_it_has_the_backbones_logits(trained: Learner) -> None:
     with trained.model.disable_adapter():
         frozen = logits(trained, None)
     adapted = logits(trained, [0] * 4)
-    found = logits(trained, [0, NO_REGIME, 0, NO_REGIME])
+    result = logits(trained, [0, NO_REGIME, 0, NO_REGIME])
     expected = torch.cat([adapted[:9], frozen[9:16], adapted[16:24], frozen[24:]])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_texts_without_a_regime_are_the_backbones(trained: Learner) -> None:
@@ -226,5 +226,5 @@ def test_texts_without_a_regime_are_the_backbones(trained: Learner) -> None:
     adapted = texts([0] * 4, [8] * 4)
     assert frozen != adapted
     assert texts([NO_REGIME] * 4, [8] * 4) == frozen
-    found = texts([0, NO_REGIME, NO_REGIME, 0], [2, 8, 3, 4])
-    assert found == [adapted[0][:2], frozen[1], frozen[2][:3], adapted[3][:4]]
+    result = texts([0, NO_REGIME, NO_REGIME, 0], [2, 8, 3, 4])
+    assert result == [adapted[0][:2], frozen[1], frozen[2][:3], adapted[3][:4]]

@@ -39,9 +39,9 @@ def test_settings_override_the_objective() -> None:
         learner={"router_lr": 0.0, "balance_strength": 0.3},
         consolidate={"anchor_strength": 7.0},
     )
-    found = objective(settings)
-    assert (found.bias, found.bias_strength) == ("soft", 0.2)
-    assert (found.router_lr, found.balance_strength, found.anchor_strength) == (0.0, 0.3, 7.0)
+    result = objective(settings)
+    assert (result.bias, result.bias_strength) == ("soft", 0.2)
+    assert (result.router_lr, result.balance_strength, result.anchor_strength) == (0.0, 0.3, 7.0)
 
 
 def test_a_mean_needs_adapters_to_average() -> None:

@@ -133,26 +133,9 @@ def test_merging_is_refused(merge: str) -> None:
         getattr(adapted, merge)()
 
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
-
-LLAMA_IDS = torch.arange(1, 11).reshape(2, 5)
-
 TOKENS: dict[str, Any] = {"num_heads": 4, "num_experts": 2}
 
 SEQUENCES: dict[str, Any] = {"num_heads": 1, "num_experts": 2, "routes": "sequences"}
-
-
-def llama(kind: Any = AutoModelForCausalLM) -> Any:
-    torch.manual_seed(0)
-    return kind.from_config(AutoConfig.for_model("llama", **SHAPE, num_labels=3))
 
 
 def randomized(model: PeftModel, seed: int = 1) -> PeftModel:
@@ -166,13 +149,7 @@ def randomized(model: PeftModel, seed: int = 1) -> PeftModel:
 
 def adapted(target: Any = ("up_proj", "down_proj"), **options: Any) -> PeftModel:
     target = list(target) if isinstance(target, tuple) else target
-    return randomized(get_peft_model(llama(), HeadLoraConfig(target_modules=target, **{**TOKENS, **options})))
-
-
-def logits_of(model: PeftModel) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(input_ids=LLAMA_IDS).logits
-    return found
+    return randomized(get_peft_model(backbone("llama"), HeadLoraConfig(target_modules=target, **{**TOKENS, **options})))
 
 
 def test_a_linear_that_keeps_its_output_for_the_backward_pass() -> None:
@@ -199,12 +176,12 @@ def test_a_layer_whose_only_adapter_was_deleted_is_the_backbones(options: dict[s
     """The other adapter is in other layers, and begins without effect."""
     model = adapted(("up_proj",), **options)
     with model.disable_adapter():
-        expected = logits_of(model)
-    assert not torch.equal(logits_of(model), expected)
+        expected = logits(model)
+    assert not torch.equal(logits(model), expected)
     model.add_adapter("other", HeadLoraConfig(target_modules=["down_proj"], **options))
     model.set_adapter("other")
     model.delete_adapter("default")
-    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=0)
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=0)
 
 
 def test_generation_keeps_the_experts_of_the_prompt() -> None:
@@ -220,9 +197,9 @@ def test_generation_keeps_the_experts_of_the_prompt() -> None:
 
     router._decide = decide
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    model.generate(input_ids=LLAMA_IDS, **options)
+    model.generate(input_ids=IDS, **options)
     assert decided == [2], "one decision a sequence"
-    model.generate(input_ids=LLAMA_IDS, **options)
+    model.generate(input_ids=IDS, **options)
     assert decided == [2, 2], "the next prompt is routed again"
 
 

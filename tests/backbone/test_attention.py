@@ -89,7 +89,7 @@ def test_a_cached_continuation_equals_a_whole_pass(models: tuple[Any, Any]) -> N
     record, padding, prompt = RECORDS[2], 4, 6
     cache = DynamicCache(config=packed.config)
     pieces = [[1] * padding + record[:prompt], *([token] for token in record[prompt:])]
-    length, found = 0, []
+    length, result = 0, []
     for piece in pieces:
         length += len(piece)
         mask = torch.tensor([[0] * padding + [1] * (length - padding)])
@@ -97,8 +97,8 @@ def test_a_cached_continuation_equals_a_whole_pass(models: tuple[Any, Any]) -> N
         output = packed(
             input_ids=torch.tensor([piece]), attention_mask=mask, position_ids=positions, past_key_values=cache
         )
-        found.append(output.logits[0, -1])
-    torch.testing.assert_close(torch.stack(found), unpacked(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
+        result.append(output.logits[0, -1])
+    torch.testing.assert_close(torch.stack(result), unpacked(eager, record)[prompt - 1 :], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (3, torch.float32), (None, torch.bfloat16)])
@@ -108,7 +108,7 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
     cu_seqlens, heads, groups, size = [0, 4, 5, 11], 4, 2, 8
     query = torch.randn(1, heads, 11, size, requires_grad=True)
     key, value = (torch.randn(1, groups, 11, size, requires_grad=True) for _ in range(2))
-    found, _ = packed_attention(
+    result, _ = packed_attention(
         torch.nn.Module(),
         query.to(dtype),
         key.to(dtype),
@@ -128,10 +128,10 @@ def test_attention_is_the_softmax_within_each_record(window: int | None, dtype: 
             outputs.append(weights @ value[0, g, first : t + 1])
     expected = torch.stack(outputs).view(1, 11, heads, size)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (0.02, 0.03)
-    torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(result.float(), expected, rtol=rtol, atol=atol)
     direction = torch.randn_like(expected)
     inputs = (query, key, value)
-    gradients = torch.autograd.grad((found.float() * direction).sum(), inputs)
+    gradients = torch.autograd.grad((result.float() * direction).sum(), inputs)
     expected_gradients = torch.autograd.grad((expected * direction).sum(), inputs)
     torch.testing.assert_close(gradients, expected_gradients, rtol=rtol, atol=atol)
 
@@ -142,10 +142,10 @@ def test_values_may_have_another_head_size(window: int | None, dtype: torch.dtyp
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 11, size, dtype=dtype) for heads, size in ((4, 12), (2, 12), (2, 8)))
     rest: dict[str, Any] = {"sliding_window": window, "records": Records([4, 1, 6])}
-    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, **rest)
+    result, _ = packed_attention(torch.nn.Module(), query, key, value, None, **rest)
     padded, _ = packed_attention(torch.nn.Module(), query, key, torch.nn.functional.pad(value, (0, 4)), None, **rest)
-    assert found.shape == (1, 11, 4, 8)
-    torch.testing.assert_close(found, padded[..., :8], rtol=1e-2, atol=1e-2)
+    assert result.shape == (1, 11, 4, 8)
+    torch.testing.assert_close(result, padded[..., :8], rtol=1e-2, atol=1e-2)
     assert not padded[..., 8:].any()
 
 
@@ -170,12 +170,12 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     """A record longer than a block, in bfloat16 on a CPU, is attended to as in one block."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 11, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
-    found = []
+    result = []
     for block in (11, 4):
         monkeypatch.setattr(attention, "BLOCK", block)
         output, _ = packed_attention(torch.nn.Module(), query, key, value, None, records=Records([11]))
-        found.append((output, *torch.autograd.grad(output.float().square().sum(), (query, key, value))))
-    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
+        result.append((output, *torch.autograd.grad(output.float().square().sum(), (query, key, value))))
+    torch.testing.assert_close(result[1], result[0], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("architecture", get_args(Architecture))

@@ -33,9 +33,9 @@ def attended(dtype: torch.dtype, device: str, window: int | None) -> list[Tensor
 def test_one_kernel_computes_what_the_records_give_one_after_another(window: int | None) -> None:
     """Output and gradients differ from float32 by what bfloat16 rounds, with and without a sliding window."""
     expected = attended(torch.float32, "cpu", window)
-    found = attended(torch.bfloat16, "cuda", window)
-    assert len(found) == len(expected) == 4
-    for one, other in zip(found, expected, strict=True):
+    result = attended(torch.bfloat16, "cuda", window)
+    assert len(result) == len(expected) == 4
+    for one, other in zip(result, expected, strict=True):
         assert (one - other).norm() / other.norm() < 0.01
 
 
@@ -43,12 +43,12 @@ def test_values_of_another_head_size_are_attended_to() -> None:
     """As in multi-head latent attention: the output is that for values with zeros added, without them."""
     query, key, value = (drawn(QUERY_HEADS, seed).to("cuda", torch.bfloat16) for seed in range(3))
     value[..., HEAD_SIZE // 2 :] = 0
-    found, expected = (
+    result, expected = (
         packed_attention(Module(), query, key, each, None, records=Records(LENGTHS))[0]
         for each in (value[..., : HEAD_SIZE // 2], value)
     )
-    assert found.is_contiguous()
-    assert (found - expected[..., : HEAD_SIZE // 2]).float().norm() / expected.float().norm() < 0.01
+    assert result.is_contiguous()
+    assert (result - expected[..., : HEAD_SIZE // 2]).float().norm() / expected.float().norm() < 0.01
 
 
 def test_a_token_changes_no_bit_of_another_record_on_a_gpu() -> None:

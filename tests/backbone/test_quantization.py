@@ -98,8 +98,8 @@ def test_logits_stay_near_those_of_the_unquantized_model() -> None:
     def logits(kind: Quantization) -> Tensor:
         settings = BackboneSettings(dtype="float32", device="cpu", quantization=kind)
         with torch.no_grad():
-            found: Tensor = load(settings, outline(settings)).model(input_ids=ids).logits
-        return found
+            result: Tensor = load(settings, outline(settings)).model(input_ids=ids).logits
+        return result
 
     exact = logits("none")
     distance = {kind: float((logits(kind) - exact).norm() / exact.norm()) for kind in KINDS}

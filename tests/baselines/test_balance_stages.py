@@ -70,9 +70,9 @@ def test_a_routing_bias_reaches_f_and_never_p() -> None:
     assert biased_HKT[:, 1].all()
     P_HK = a_HKT.softmax(1).mean(-1)
     torch.testing.assert_close(load_balance(a_HKT, biased_HKT), P_HK[:, 1].mean())
-    (found,) = torch.autograd.grad(load_balance(a_HKT, biased_HKT), a_HKT)
+    (result,) = torch.autograd.grad(load_balance(a_HKT, biased_HKT), a_HKT)
     (expected,) = torch.autograd.grad(P_HK[:, 1].mean(), a_HKT)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def lbc(gate_KT: Tensor, sample_T: Tensor, types: list[int], delta: float) -> float:
@@ -95,9 +95,9 @@ def lbc(gate_KT: Tensor, sample_T: Tensor, types: list[int], delta: float) -> fl
 def test_localized_balance_equals_the_equations(types: list[int], delta: float) -> None:
     """Sums of gates per sample, weighted by the match of types; untyped samples do not count."""
     gate_HKT = numbers(2, 6, sum(LENGTHS)).softmax(1)
-    found = localized_balance(gate_HKT, samples(), torch.tensor(types), delta=delta)
+    result = localized_balance(gate_HKT, samples(), torch.tensor(types), delta=delta)
     expected = sum(lbc(gate_KT, samples(), types, delta) for gate_KT in gate_HKT) / len(gate_HKT)
-    torch.testing.assert_close(found.item(), expected)
+    torch.testing.assert_close(result.item(), expected)
 
 
 @pytest.mark.parametrize(("delta", "own", "other"), [(0.5, 0.125, 0.375), (-0.5, 0.375, 0.125)])
@@ -169,16 +169,16 @@ def test_a_decision_about_some_tokens_balances_their_records() -> None:
 
 def router_gradients(learner: Learner) -> dict[str, Tensor]:
     """Gradients of the routers in one step, before clipping."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     apply = learner.optimizer.step
 
     def keep(lr: float) -> None:
-        found.update({b.name: b.router.grad.clone() for b in learner.banks if b.router is not None})  # type: ignore[union-attr]
+        result.update({b.name: b.router.grad.clone() for b in learner.banks if b.router is not None})  # type: ignore[union-attr]
         apply(lr)
 
     learner.optimizer.step = keep  # type: ignore[method-assign]
     learner.step(EXAMPLES, [0] * len(EXAMPLES))
-    return found
+    return result
 
 
 def test_balance_is_added_to_the_objective_and_not_to_the_reported_loss(make_learner: MakeLearner) -> None:
@@ -236,11 +236,11 @@ def stages_after(steps: int) -> Stages:
 def test_stages_follow_each_other() -> None:
     """T1 steps of MLP experts, then T2 - T1 of attention experts, then MLP experts."""
     stages = stages_after(0)
-    found = []
+    result = []
     for _ in range(7):
-        found.append(stages.stage)
+        result.append(stages.stage)
         stages.apply([], EXPERTS)
-    assert found == [Stage.FFN] * 2 + [Stage.ATTENTION] * 3 + [Stage.FINE_TUNING] * 2
+    assert result == [Stage.FFN] * 2 + [Stage.ATTENTION] * 3 + [Stage.FINE_TUNING] * 2
 
 
 def test_stage_one_normalizes_each_expert() -> None:
@@ -288,17 +288,17 @@ def test_importance_is_of_the_gradients_before_a_stage_normalizes_them(
         plain.update({g.name: g.parameters["B"].grad.clone() for g in given if g.name in experts})  # type: ignore[union-attr]
         apply(given, experts)
 
-    found: dict[str, Tensor | None] = {}
+    result: dict[str, Tensor | None] = {}
 
     def receive(gradients: Sequence[Tensor | None], *, scale: float = 1.0) -> None:
-        found.update(zip([bank.name for bank in learner.banks], gradients[1::2], strict=True))
+        result.update(zip([bank.name for bank in learner.banks], gradients[1::2], strict=True))
         after(gradients, scale=scale)
 
     monkeypatch.setattr(hooks.stages, "apply", keep)
     monkeypatch.setattr(hooks.path, "after", receive)
     for frozen in (True, False, True):  # the attention experts
         learner.step(random_examples([8, 6, 9, 7], prompt_length=3))
-        for name, gradient in found.items():
+        for name, gradient in result.items():
             if ("self_attn" in name) == frozen:
                 assert gradient is None
             else:

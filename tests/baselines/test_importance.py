@@ -49,7 +49,7 @@ def walk(steps: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]]) -> tuple[
 def test_equals_the_sums_of_the_equations() -> None:
     """CP-MoE eq. 6 and 7 element by element, clamped at 0."""
     steps = path()
-    found = walk(steps)[0].importance(XI)
+    result = walk(steps)[0].importance(XI)
     clamped = 0
     for name in SHAPES:
         values = [step[0][name].flatten() for step in steps]
@@ -57,7 +57,7 @@ def test_equals_the_sums_of_the_equations() -> None:
         for k in range(values[0].numel()):
             omega = sum(-gradients[s][k] * (values[s + 1][k] - values[s][k]) for s in range(len(steps) - 1))
             expected = omega / ((values[-1][k] - values[0][k]) ** 2 + XI)
-            torch.testing.assert_close(found[name].flatten()[k], torch.as_tensor(expected).clamp_min(0.0))
+            torch.testing.assert_close(result[name].flatten()[k], torch.as_tensor(expected).clamp_min(0.0))
             clamped += bool(omega < 0)
     assert clamped  # some omega are negative
 
@@ -72,9 +72,9 @@ def test_a_parameter_without_gradient_is_not_important() -> None:
     integral.after([torch.ones(3), None])
     integral.before()
     integral.after([None, None])
-    found = integral.importance(XI)
-    torch.testing.assert_close(found["a"], torch.full((3,), 1 / (1 + XI)))
-    assert torch.equal(found["b"], torch.zeros(3))
+    result = integral.importance(XI)
+    torch.testing.assert_close(result["a"], torch.full((3,), 1 / (1 + XI)))
+    assert torch.equal(result["b"], torch.zeros(3))
 
 
 def quadratic(seed: int, size: int = 6) -> tuple[Tensor, Tensor]:
@@ -155,13 +155,13 @@ def train_with_noise(steps: int, *, curvature: float = 0.0, distance: float = 0.
         optimizer.step(LR)
         for path in (published, signal):
             path.after([weights.grad])
-    found = signal.importance(XI)["A"]
+    result = signal.importance(XI)["A"]
     energy = weights.detach().square().mean(2, keepdim=True) + XI
     return Trained(
         float(published.importance(XI)["A"].mean()),
-        float(found.mean()),
+        float(result.mean()),
         float(published.state()["A.omega"].mean()),
-        float((found * energy).mean()),
+        float((result * energy).mean()),
         curvature / 2 * (distance**2 - float((weights.detach() - distance).square().mean())),
     )
 
@@ -178,9 +178,9 @@ def test_pure_noise_is_not_important_however_long_it_lasts() -> None:
 @pytest.mark.parametrize("steps", [60, 600, 6000])
 def test_a_planted_signal_is_recovered(steps: int) -> None:
     """The decrease of the loss to 5 %; the minimum is reached after some 200 steps, and the others are noise."""
-    found = train_with_noise(steps, curvature=1.0, distance=0.2)
-    assert found.signal_decrease == pytest.approx(found.decrease, rel=0.05)
-    assert steps < 6000 or found.published_decrease > 1.8 * found.decrease
+    result = train_with_noise(steps, curvature=1.0, distance=0.2)
+    assert result.signal_decrease == pytest.approx(result.decrease, rel=0.05)
+    assert steps < 6000 or result.published_decrease > 1.8 * result.decrease
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -212,8 +212,8 @@ def walk_on(integral: SignalIntegral, weights: Tensor, steps: range, scale: floa
 def test_equals_a_loop_over_its_equations() -> None:
     """Each displacement with the expert's own next gradient, also when steps without a token lie between them."""
     scale, steps, weights = 1.5, range(9), torch.zeros(HEADS, EXPERTS, RANK, 3, dtype=torch.float64)
-    found = walk_on(SignalIntegral({"A": weights}), weights, steps, scale).importance(XI)["A"]
-    assert found.shape == (HEADS, EXPERTS, 1, 3)
+    result = walk_on(SignalIntegral({"A": weights}), weights, steps, scale).importance(XI)["A"]
+    assert result.shape == (HEADS, EXPERTS, 1, 3)
     positive = 0
     for k in range(EXPERTS):
         at = torch.zeros(HEADS, EXPERTS, RANK, 3, dtype=torch.float64)
@@ -231,7 +231,7 @@ def test_equals_a_loop_over_its_equations() -> None:
             omega, square = sum(terms), sum(term**2 for term in terms)
             signal = max(0.0, omega - square / omega) if omega > 0 else 0.0
             energy = sum(float(at[0, k, r, s]) ** 2 for r in range(RANK)) / RANK
-            assert float(found[0, k, 0, s]) == pytest.approx(signal / (energy + XI))
+            assert float(result[0, k, 0, s]) == pytest.approx(signal / (energy + XI))
             positive += signal > 0
     assert positive >= 4
 
@@ -239,7 +239,7 @@ def test_equals_a_loop_over_its_equations() -> None:
 def test_a_rotation_of_the_rank_changes_nothing() -> None:
     """The same function trained in other coordinates has the same importance."""
     Q_RR, _ = torch.linalg.qr(drawn(RANK, RANK, seed=5))
-    found = []
+    result = []
     for turn in (torch.eye(RANK, dtype=torch.float64), Q_RR):
         weights = torch.zeros(HEADS, EXPERTS, RANK, 3, dtype=torch.float64)
         plain, integral = weights.clone(), SignalIntegral({"A": weights})
@@ -248,9 +248,9 @@ def test_a_rotation_of_the_rank_changes_nothing() -> None:
             update(plain, step)
             weights.copy_(turn @ plain)
             integral.after([turn @ gradients_of(step)])
-        found.append(integral.importance(XI)["A"])
-    assert found[0].any()
-    torch.testing.assert_close(found[1], found[0])
+        result.append(integral.importance(XI)["A"])
+    assert result[0].any()
+    torch.testing.assert_close(result[1], result[0])
 
 
 def test_a_restart_drops_the_last_displacement() -> None:

@@ -60,10 +60,10 @@ def score(te_HNT: Tensor, se_HKRT: Tensor, B_te_HNO: Tensor, B_se_HKRO: Tensor) 
 
 def test_equals_the_equation() -> None:
     """Accumulated moments give the CKA of the full activation matrices."""
-    found = score(*bottlenecks(), *outs())
-    torch.testing.assert_close(found, dense(*bottlenecks(), *outs()))
-    assert found.dtype == torch.float32
-    assert found.max() - found.min() > 0.2  # some experts are similar, some are not
+    result = score(*bottlenecks(), *outs())
+    torch.testing.assert_close(result, dense(*bottlenecks(), *outs()))
+    assert result.dtype == torch.float32
+    assert result.max() - result.min() > 0.2  # some experts are similar, some are not
 
 
 def test_rotating_or_scaling_an_output_changes_nothing() -> None:
@@ -92,9 +92,9 @@ def test_a_constant_activation_scores_zero() -> None:
     """Rounding noise after centering does not count as similarity."""
     te_HNT, se_HKRT = bottlenecks()
     se_HKRT[:, 0] = se_HKRT[:, 0, :, :1]
-    found = score(te_HNT, se_HKRT, *outs())
-    assert (found[:, 0] == 0).all()
-    assert (found[:, 1:] > 0).all()
+    result = score(te_HNT, se_HKRT, *outs())
+    assert (result[:, 0] == 0).all()
+    assert (result[:, 1:] > 0).all()
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
@@ -162,12 +162,12 @@ def test_importance_is_optional(make_learner: MakeLearner, accumulation: str) ->
     """Computed for `importance: transient` only; never negative, in the shapes of the anchors' importance."""
     learner = trained(make_learner, accumulation=accumulation, anchor_strength=1.0)
     assert probed(learner, importance="path").importance == {}
-    found = probed(learner, importance="transient").importance
+    result = probed(learner, importance="transient").importance
     for bank in learner.banks:
         for name in (f"{bank.name}.A", f"{bank.name}.B"):
-            assert found[name].shape == hooks_of(learner).importance()[name].shape
-    assert all((omega >= 0).all() for omega in found.values())
-    assert any(omega.any() for omega in found.values())
+            assert result[name].shape == hooks_of(learner).importance()[name].shape
+    assert all((omega >= 0).all() for omega in result.values())
+    assert any(omega.any() for omega in result.values())
 
 
 @pytest.mark.parametrize("coordinates", ["bank", "random"])
@@ -193,10 +193,10 @@ def test_its_output_is_added_beside_the_frozen_linear(make_learner: MakeLearner)
         expert.B[bank.name].normal_(generator=torch.Generator().manual_seed(2))
         x_TD = torch.randn(5, bank.layer.in_features, generator=torch.Generator().manual_seed(3))
         y_TO = torch.randn(5, bank.layer.out_features, generator=torch.Generator().manual_seed(4))
-        found = expert(bank.info, x_TD, y_TO.clone())
+        result = expert(bank.info, x_TD, y_TO.clone())
         h_HTS = split_heads(x_TD, len(bank.A))
         added = torch.einsum("hts,hkrs,hkro->to", h_HTS, expert.A[bank.name], expert.B[bank.name])
-    torch.testing.assert_close(found, y_TO + bank.info.scaling * added, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result, y_TO + bank.info.scaling * added, rtol=1e-4, atol=1e-4)
 
 
 def test_the_coordinates_of_the_bank_are_the_stable_experts_own(make_learner: MakeLearner) -> None:

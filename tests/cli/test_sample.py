@@ -20,8 +20,8 @@ def shown(folder: Path, number: int) -> list[str]:
     (folder / "changes.jsonl").write_text("".join(json.dumps(change) + "\n" for change in CHANGES), encoding="utf-8")
     settings = Settings(
         state=folder / "state",
-        source={"jsonl": {"path": folder / "changes.jsonl"}},  # type: ignore[arg-type]
-        records={"unwrap": "after", "prompt": r"{question}\nAnswer:", "completion": "answer"},  # type: ignore[arg-type]
+        source={"jsonl": {"path": folder / "changes.jsonl"}},
+        records={"unwrap": "after", "prompt": r"{question}\nAnswer:", "completion": "answer"},
     )
     return [text.plain for text in sample(settings, number)]
 

@@ -27,7 +27,7 @@ from streamlearn.daemon.process import (
 from streamlearn.events import Event
 from streamlearn.status import PartitionStatus, Phase, SnapshotStatus, Status
 from tests.doubles import tiny_backbone
-from tests.end_to_end.process import DaemonProcess
+from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 from tests.variants import variants
 
 START_S = 120.0
@@ -124,7 +124,7 @@ def daemon(tmp_path: Path, backbone: Path) -> Iterator[DaemonProcess]:
     """A daemon on an endless file, which writes to its log at every step."""
     stream = tmp_path / "stream.jsonl"
     stream.write_bytes(b"".join(b'{"prompt": "say %d", "completion": " %d"}\n' % (i, i) for i in range(48)))
-    daemon = DaemonProcess(
+    daemon = ForkedDaemon(
         tmp_path / "run",
         {
             "source": {"jsonl": {"path": str(stream), "follow": True}},

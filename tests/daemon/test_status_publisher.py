@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streamlearn.daemon.loop import Daemon
-from streamlearn.daemon.status_publisher import SPEED_WINDOW_S, Throughput
+from streamlearn.daemon.loop import SPEED_WINDOW_S, Daemon, Throughput
 from streamlearn.settings import Settings
 from streamlearn.status import Phase
 from tests.daemon.test_daemon import RUBBISH, backbone, daemon_of, make, opened, records, run

@@ -60,39 +60,39 @@ def documents() -> list[Path]:
 
 def links(document: Path) -> list[Link]:
     """The relative links and images of a document; code is left out."""
-    found = []
+    result = []
     for numbers, paragraph in paragraphs(document):
         text = re.sub(r"(`+)(.+?)\1", lambda code: "`" * len(code[0]), paragraph, flags=re.DOTALL)
         relative = [match for match in _LINK.finditer(text) if not _ELSEWHERE.match(match[1])]
-        found += [Link(document, numbers[text.count("\n", 0, match.start(1))], match[1]) for match in relative]
-    return found
+        result += [Link(document, numbers[text.count("\n", 0, match.start(1))], match[1]) for match in relative]
+    return result
 
 
 def anchors(document: Path) -> set[str]:
     """The anchors that GitHub makes of a document's headings."""
     count: Counter[str] = Counter()
-    found = set()
+    result = set()
     for _, paragraph in paragraphs(document):
         for line in paragraph.splitlines():
             if heading := _HEADING.match(line):
                 slug = re.sub(r"[^\w\- ]", "", heading[1].lower()).strip().replace(" ", "-")
-                found.add(f"{slug}-{count[slug]}" if count[slug] else slug)
+                result.add(f"{slug}-{count[slug]}" if count[slug] else slug)
                 count[slug] += 1
-    return found
+    return result
 
 
 def blocks(document: Path) -> list[Block]:
     """The marked blocks of a document, in order."""
     lines = document.read_text(encoding="utf-8").splitlines()
-    found = []
+    result = []
     for number, line in enumerate(lines):
         if mark := _MARK.match(line):
             fence = _FENCE.match(lines[number + 1])
             assert fence, f"{document}:{number + 1}: expected a code fence on the line after <!-- {mark[1]} -->"
             end = next(at for at in range(number + 2, len(lines)) if lines[at].strip() == fence[1])
             language = lines[number + 1].strip().removeprefix(fence[1]).strip()
-            found.append(Block(document, number + 1, mark[1], language, "\n".join(lines[number + 2 : end]) + "\n"))
-    return found
+            result.append(Block(document, number + 1, mark[1], language, "\n".join(lines[number + 2 : end]) + "\n"))
+    return result
 
 
 def paragraphs(document: Path) -> Iterator[tuple[Sequence[int], str]]:

@@ -5,10 +5,10 @@ from tests.docs.markdown import ROOT, anchors, documents, links
 
 def test_every_relative_link_leads_somewhere() -> None:
     """The file or folder is in the repository, and the anchor is a heading of it."""
-    found = [link for document in documents() for link in links(document)]
-    assert found
-    assert [str(link) for link in found if not (link.path.exists() and link.path.is_relative_to(ROOT))] == []
-    anchored = [link for link in found if link.anchor]
+    result = [link for document in documents() for link in links(document)]
+    assert result
+    assert [str(link) for link in result if not (link.path.exists() and link.path.is_relative_to(ROOT))] == []
+    anchored = [link for link in result if link.anchor]
     assert [str(link) for link in anchored if link.path.suffix != ".md" or link.anchor not in anchors(link.path)] == []
 
 

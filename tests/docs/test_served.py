@@ -34,7 +34,7 @@ def test_served_metrics_are_documented_with_their_labels(daemon: Place) -> None:
     assert set(served) - rows.keys() == set()
     documented = {name: set(re.findall(r"`(\w+)`", labels)) for (name, _), labels in rows.items()}
     samples = re.findall(r"^(streamlearn_\w+)\{([^}]*)\}", text, re.MULTILINE)
-    found = {name: set(re.findall(r"(\w+)=", labels)) for name, labels in samples if "_bucket" not in name}
-    found.pop("streamlearn_build_info")
-    assert found
-    assert {name: labels for name, labels in found.items() if labels != documented[name]} == {}
+    result = {name: set(re.findall(r"(\w+)=", labels)) for name, labels in samples if "_bucket" not in name}
+    result.pop("streamlearn_build_info")
+    assert result
+    assert {name: labels for name, labels in result.items() if labels != documented[name]} == {}

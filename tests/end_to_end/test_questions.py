@@ -170,7 +170,7 @@ def _same_stream(daemon: DaemonProcess) -> dict[str, Any]:
             64,
             "feed needs a cluster to write to: add --config FILE or --bootstrap-servers HOST:PORT",
         ),
-        (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"], 74, "127.0.0.1:1"),
+        (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1", "--no-check"], 74, "127.0.0.1:1"),
     ],
 )
 def test_refusals_have_a_message_and_an_exit_code(

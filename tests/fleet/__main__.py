@@ -19,11 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 
 from streamlearn.jobs.runner import rouge_l
@@ -31,7 +31,7 @@ from tests.broker import kafka_home
 from tests.fleet.client import Clients, Outcome, Question
 from tests.fleet.processes import BASE_MODEL, Fleet, Servers, until
 from tests.fleet.publications import Publications
-from tests.fleet.task_records import TaskRecords
+from tests.fleet.task_records import TASKS, read_records
 
 UNKNOWN = ("Übersetze ins Deutsche: the rain in Spain", "SELECT name FROM users WHERE id = 7;")
 STALE_S = 5.0
@@ -47,8 +47,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="the vllm program")
     parser.add_argument("--backbone", type=Path, required=True, help="folder of the backbone")
-    parser.add_argument("--data", type=Path, help="folder of SuperNI's files; default: ../shared's, or the sample")
-    parser.add_argument("--tasks", nargs="+", default=(), help="tasks of that folder")
     parser.add_argument("--vllm-dtype", default="float32", help="of the servers")
     parser.add_argument("--first-layer", type=int, help="adapter.first_layer of the daemon")
     parser.add_argument("--records", type=int, default=120, help="records of each task")
@@ -73,11 +71,10 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]:
-    records = TaskRecords.found(given.data, given.tasks)
-    train = {task: records.read(task, "train")[: given.records] for task in records.tasks}
+    train = {task: read_records(task, "train")[: given.records] for task in TASKS}
     questions = {
-        task: [Question(task, row["prompt"], row["completion"]) for row in records.read(task, "test")[:QUESTIONS]]
-        for task in records.tasks
+        task: [Question(task, row["prompt"], row["completion"]) for row in read_records(task, "test")[:QUESTIONS]]
+        for task in TASKS
     }
     questions["unknown"] = [Question("unknown", prompt, "") for prompt in UNKNOWN]
     phases: list[tuple[str, float, float]] = []
@@ -89,8 +86,8 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
         killer = threading.Thread(target=_kill_in_mid_publication, args=(fleet, publications), daemon=True)
         try:
             phases.append(_scored("nothing learned", given.scored_s))
-            for task in records.tasks:
-                if task == records.tasks[1]:
+            for task in TASKS:
+                if task == TASKS[1]:
                     killer.start()
                 _learn(fleet, publications, train[task])
                 phases.append(_scored(f"after {task}", given.scored_s))
@@ -98,18 +95,9 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
         finally:
             clients.stop()
             publications.stop()
-    return {"tasks": records.tasks, "settings": _settings_of(given), **_figures(clients, publications, phases)}
-
-
-def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on besides the machine."""
-    return {
-        "backbone": given.backbone.name,
-        "records": given.records,
-        "rate": given.rate,
-        "vllm_dtype": given.vllm_dtype,
-        "first_layer": given.first_layer,
-    }
+    settings = {name: getattr(given, name) for name in ("records", "rate", "vllm_dtype", "first_layer")}
+    settings["backbone"] = given.backbone.name
+    return {"tasks": TASKS, "settings": settings, **_figures(clients, publications, phases)}
 
 
 def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -123,13 +111,10 @@ def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str,
 
     until(learned, "all records of a task are learned", seconds=LEARN_S)
     token = (fleet.state / "http.token").read_text().strip()
-    request = urllib.request.Request(  # noqa: S310 - on this machine
-        fleet.urls["daemon"] + "/v1/snapshots",
-        b"",
-        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
-        name = orjson.loads(answer.read())["name"]
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    url = f"{fleet.urls['daemon']}/v1/snapshots"
+    answer = httpx2.post(url, content=b"", headers=headers, timeout=120, trust_env=False)
+    name = answer.raise_for_status().json()["name"]
     until(
         lambda: (newest := publications.newest) is not None and newest.snapshot == name,
         f"snapshot {name} is published",
@@ -166,14 +151,8 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
         "oldest_publication_used_s": round(max(_age_s(outcome, publications) for outcome in answered), 2),
         "versions": len({outcome.model for outcome in answered} - {BASE_MODEL}),
         "publications": len(publications.by_sequence),
-        "snapshot_to_publication_s": {
-            "median": round(statistics.median(delays.values()), 2),
-            "largest": round(max(delays.values()), 2),
-        },
-        "snapshot_to_first_answer_s": {
-            "median": round(statistics.median(first.values()), 2),
-            "largest": round(max(first.values()), 2),
-        },
+        "snapshot_to_publication_s": _median_and_largest(delays),
+        "snapshot_to_first_answer_s": _median_and_largest(first),
         "latency_s": {
             "p50": round(latencies[len(latencies) // 2], 2),
             "p99": round(latencies[len(latencies) * 99 // 100], 2),
@@ -183,6 +162,10 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
             for name, begin, end in phases
         ],
     }
+
+
+def _median_and_largest(seconds: Mapping[Any, float]) -> dict[str, float]:
+    return {"median": round(statistics.median(seconds.values()), 2), "largest": round(max(seconds.values()), 2)}
 
 
 def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -221,9 +204,8 @@ def _age_s(outcome: Outcome, publications: Publications) -> float:
 
 
 def _status(fleet: Fleet) -> dict[str, Any]:
-    with urllib.request.urlopen(fleet.urls["daemon"] + "/v1/status", timeout=30) as answer:  # noqa: S310
-        found: dict[str, Any] = orjson.loads(answer.read())
-        return found
+    status: dict[str, Any] = httpx2.get(f"{fleet.urls['daemon']}/v1/status", timeout=30, trust_env=False).json()
+    return status
 
 
 def _print(figures: Mapping[str, Any]) -> None:

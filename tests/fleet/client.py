@@ -37,7 +37,6 @@ class Outcome:
     publication: int = -1
     """That the gateway used."""
     text: str = ""
-    status: int = 0
 
 
 class Clients:
@@ -51,8 +50,6 @@ class Clients:
         self._pool = ThreadPoolExecutor(IN_FLIGHT)
         self._thread = threading.Thread(target=self._ask_steadily, daemon=True)
         self.outcomes: list[Outcome] = []
-        self.late_s = 0.0
-        """The largest delay of a request by ourselves: with it the rate is not what it should be."""
 
     def start(self) -> None:
         """Begin to ask."""
@@ -68,28 +65,18 @@ class Clients:
         due = time.monotonic()
         while not self._stopping.is_set():
             task = self._random.choice(list(self._questions))
-            self._pool.submit(self._ask, self._random.choice(self._questions[task]), due)
+            self._pool.submit(self._ask, self._random.choice(self._questions[task]))
             due += 1 / self._rate
             time.sleep(max(0.0, due - time.monotonic()))
 
-    def _ask(self, question: Question, due: float) -> None:
-        self.late_s = max(self.late_s, time.monotonic() - due)
+    def _ask(self, question: Question) -> None:
         asked_at = time.time()
         try:
             raw = self._client.completions.with_raw_response.create(
                 model="streamlearn", prompt=question.prompt, max_tokens=MAX_TOKENS, temperature=0.0
             )
-            answer = raw.parse()
-            self.outcomes.append(
-                Outcome(
-                    question,
-                    asked_at,
-                    time.time(),
-                    None,
-                    answer.model,
-                    int(raw.headers["x-streamlearn-publication"]),
-                    answer.choices[0].text,
-                )
-            )
+            answer, publication = raw.parse(), int(raw.headers["x-streamlearn-publication"])
+            text = answer.choices[0].text
+            self.outcomes.append(Outcome(question, asked_at, time.time(), None, answer.model, publication, text))
         except Exception as error:  # noqa: BLE001 - every failure is counted, whatever it is
             self.outcomes.append(Outcome(question, asked_at, time.time(), f"{type(error).__name__}: {error}"))

@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import httpx2
 import yaml
 
 from tests.broker import Broker, free_ports
@@ -123,7 +123,7 @@ class Fleet:
     def wait(self, name: str, path: str) -> None:
         """Wait until a process answers 200."""
         deadline = time.monotonic() + START_S
-        while not self._answers(self.urls[name] + path):
+        while not is_up(self.urls[name] + path):
             assert self._running[name].poll() is None, f"{name} ended: see {self.folder / name}.log"
             assert time.monotonic() < deadline, f"{name} does not answer: see {self.folder / name}.log"
             time.sleep(0.5)
@@ -131,14 +131,6 @@ class Fleet:
     def feed(self, lines: Sequence[bytes]) -> None:
         """Put records into the topic."""
         self.broker.produce(self.topic, list(lines))
-
-    @staticmethod
-    def _answers(url: str) -> bool:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - on this machine
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
     def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
         port = self.urls[name].rpartition(":")[2]
@@ -176,6 +168,13 @@ class Fleet:
             "serve": {"port": port},
             "log": {"style": "json"},
         }
+
+
+def is_up(url: str) -> bool:
+    """Whether a server on this machine answers 200."""
+    with suppress(httpx2.TransportError):
+        return httpx2.get(url, timeout=5.0, trust_env=False).status_code == httpx2.codes.OK
+    return False
 
 
 def until(reached: Callable[[], bool], what: str, *, seconds: float) -> None:

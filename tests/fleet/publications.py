@@ -40,9 +40,9 @@ class Publications:
     def delays_s(self) -> dict[str, float]:
         """Seconds from each snapshot to the publication of it."""
         return {
-            each.snapshot: self.seen_at[sequence] - self.snapshot_at[each.snapshot]
-            for sequence, each in self.by_sequence.items()
-            if each.snapshot in self.snapshot_at
+            publication.snapshot: self.seen_at[sequence] - self.snapshot_at[publication.snapshot]
+            for sequence, publication in self.by_sequence.items()
+            if publication.snapshot in self.snapshot_at
         }
 
     def _watch(self) -> None:
@@ -51,8 +51,8 @@ class Publications:
                 for path in self._snapshots.glob("[0-9]*"):
                     self.snapshot_at.setdefault(path.name, time.time())
             if (self._published / FILE).exists():
-                found = Publication.read(self._published)
-                if found.sequence not in self.by_sequence:
-                    self.by_sequence[found.sequence] = found
-                    self.seen_at[found.sequence] = time.time()
+                newest = Publication.read(self._published)
+                if newest.sequence not in self.by_sequence:
+                    self.by_sequence[newest.sequence] = newest
+                    self.seen_at[newest.sequence] = time.time()
             time.sleep(POLL_S)

@@ -1,15 +1,18 @@
 """Which requests reach a handler, and in which form errors are answered."""
 
-import socket
-
 import httpx2
 import orjson
 import pytest
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
+from streamlearn.http.guards import guards
 from streamlearn.http.responses import ApiError, unavailable
 from streamlearn.settings import ServeSettings
-from tests.serve.doubles import SETTINGS, Daemon
+from tests.serve.doubles import Daemon
 
 JSON = {"content-type": "application/json"}
 
@@ -20,24 +23,19 @@ def code_of(answer: httpx2.Response) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST:1", "[::1]:8083"])
-def test_loopback_names_are_accepted_with_any_port(client: httpx2.Client, host: str) -> None:
-    assert client.get("/v1/status", headers={"host": host}).status_code == 200
+def test_loopback_names_are_accepted_with_any_port_and_json_with_a_charset(client: httpx2.Client, host: str) -> None:
+    headers = {"host": host, "origin": "http://[::1]:3000", "content-type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/snapshots", headers=headers).status_code == 201
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example:8083", "localhost.evil.example", "a@localhost", "localhost/?", ""],
+    ["evil.example:8083", "localhost.evil.example", "a@localhost", ""],
 )
 def test_every_other_host_is_refused_except_by_health_probes(client: httpx2.Client, host: str) -> None:
     """A page that rebinds its own name to 127.0.0.1 still sends that name; a probe sends the address of its pod."""
     assert client.get("/v1/status", headers={"host": host}).status_code == 400
     assert client.get("/livez", headers={"host": host}).status_code == 200
-
-
-def test_a_request_without_a_host_is_refused(daemon: Daemon) -> None:
-    with socket.create_connection(("127.0.0.1", daemon.server.port)) as connection:
-        connection.sendall(b"GET /v1/status HTTP/1.0\r\n\r\n")
-        assert b" 400 " in connection.recv(100)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +53,6 @@ def test_foreign_origins_are_refused_on_every_path(client: httpx2.Client, origin
         assert (answer.status_code, code_of(answer)) == (403, "foreign_origin")
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://[::1]:1"])
-def test_a_page_on_this_machine_is_accepted(client: httpx2.Client, origin: str) -> None:
-    assert client.get("/livez", headers={"origin": origin}).status_code == 200
-
-
 @pytest.mark.parametrize("found", [None, "application/x-www-form-urlencoded", "application/jsonp"])
 def test_a_post_must_be_json(daemon: Daemon, client: httpx2.Client, found: str | None) -> None:
     headers = {} if found is None else {"content-type": found}
@@ -67,11 +60,6 @@ def test_a_post_must_be_json(daemon: Daemon, client: httpx2.Client, found: str |
         answer = client.post(path, content=b"{}", headers=headers)
         assert (answer.status_code, code_of(answer)) == (415, "wrong_content_type")
     assert len(daemon.jobs) == 0
-
-
-def test_a_charset_beside_json_is_accepted(client: httpx2.Client) -> None:
-    headers = {"content-type": "Application/JSON; charset=utf-8"}
-    assert client.post("/v1/snapshots", headers=headers).status_code == 201
 
 
 def test_a_body_beyond_the_limit_is_refused_whether_or_not_its_length_is_declared(client: httpx2.Client) -> None:
@@ -83,24 +71,14 @@ def test_a_body_beyond_the_limit_is_refused_whether_or_not_its_length_is_declare
 @pytest.mark.parametrize("host", ["Example.COM:8083", "[2001:db8::1]"])
 def test_further_names_are_accepted_however_they_are_written(host: str) -> None:
     names = {"port": 0, "names": ["Example.com", "[2001:DB8::1]"]}
-    daemon = Daemon(ServeSettings.model_validate(names))
-    answer = daemon.client.get("/v1/status", headers={"host": host})
-    daemon.stop()
-    assert answer.status_code == 200
-
-
-@pytest.mark.parametrize("name", ["box:8083", "http://box", ""])
-def test_a_name_that_no_host_header_can_match_is_refused(name: str) -> None:
-    """A port, which is never compared, among them."""
+    app = Starlette(
+        routes=[Route("/it", lambda _: Response())], middleware=guards(ServeSettings.model_validate(names), "")
+    )
+    with TestClient(app) as client:
+        assert client.get("/it", headers={"host": host}).status_code == 200
+        assert client.get("/it", headers={"host": "example.org"}).status_code == 400
     with pytest.raises(ValidationError, match="without scheme and port, found"):
-        ServeSettings(names=(name,))
-
-
-def test_the_bound_host_is_allowed_too() -> None:
-    daemon = Daemon(SETTINGS.model_copy(update={"host": "127.0.0.2"}))
-    answer = httpx2.get(f"http://127.0.0.2:{daemon.server.port}/livez")
-    daemon.stop()
-    assert answer.status_code == 200
+        ServeSettings(names=("box:8083",))
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/nowhere"])
@@ -112,13 +90,8 @@ def test_head_has_the_status_and_headers_of_get_and_no_body(client: httpx2.Clien
         if path == "/metrics":  # which measures the process at each request
             del headers["content-length"]
     assert head.headers == get.headers
-
-
-def test_responses_name_no_server_and_are_not_cached(client: httpx2.Client) -> None:
-    headers = client.get("/livez").headers
-    assert "server" not in headers
-    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
-    assert headers["content-type"] == "application/json"
+    assert "server" not in get.headers
+    assert (get.headers["cache-control"], get.headers["x-content-type-options"]) == ("no-store", "nosniff")
 
 
 def test_an_error_has_code_message_hint_and_headers() -> None:

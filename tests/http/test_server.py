@@ -1,4 +1,3 @@
-import re
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from streamlearn.http.server import HttpServer, Listener
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
-from streamlearn.settings import GatewaySettings, ServeSettings
+from streamlearn.settings import ServeSettings
 from streamlearn.status import Board
 from tests.serve.doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
@@ -47,21 +46,6 @@ def test_a_port_in_use_is_reported_with_a_remedy(daemon: Daemon) -> None:
         match=r"127.0.0.1:\d+ cannot be bound: Address already in use; stop what uses it .* or set serve.port",
     ):
         HttpServer(app, Listener.for_requests(settings)).start()
-
-
-def test_a_host_that_cannot_be_resolved_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the words of the resolver, and with what sets the host: here the gateway's option."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "create_server", fail)
-    settings = GatewaySettings(published=Path("published"), upstreams=("http://localhost:1",), port=0).model_copy(
-        update={"host": "nowhere.invalid"}
-    )
-    expected = "nowhere.invalid:0 cannot be bound: Name or service not known; set --host and --port, or choose another"
-    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}"):
-        HttpServer(Starlette(), Listener.for_requests(settings)).start()
 
 
 def test_a_request_that_waits_for_a_job_ends_when_the_daemon_stops() -> None:

@@ -61,6 +61,9 @@ def test_an_unusable_example_is_named(learner: Learner, decoder: Decoder) -> Non
     with pytest.raises(ExampleError, match=r"examples\[2\] is unusable") as caught:
         evaluated(learner, decoder, job)
     assert caught.value.reason == Reason.BAD_FORM
+    prompts = RouteJob((PromptInput("fine", None), PromptInput(None, ({"role": "nobody", "content": "x"},))))
+    with pytest.raises(ExampleError, match=r"prompts\[1\] is unusable"):
+        run_to_end(route(prompts, learner, decoder, first_regime))
 
 
 TURNS = ({"role": "user", "content": "hello"},)
@@ -84,13 +87,9 @@ def test_prompts_are_routed_by_their_tokens_only(learner: Learner, decoder: Deco
         result = run_to_end(route(job, learner, decoder, route_inputs))
     finally:
         handle.remove()
-    assert [each.tolist() for each in received] == [decoder.prompt("the quick brown").ids, decoder.prompt(TURNS).ids]
-    assert result.routes == tuple(each.route for each in first_regime(received))
+    assert [tokens.tolist() for tokens in received] == [
+        decoder.prompt("the quick brown").ids,
+        decoder.prompt(TURNS).ids,
+    ]
+    assert result.routes == tuple(routed.route for routed in first_regime(received))
     assert result.step == learner.number
-
-
-def test_a_prompt_that_cannot_be_encoded_is_named(learner: Learner, decoder: Decoder) -> None:
-    job = RouteJob((PromptInput("fine", None), PromptInput(None, ({"role": "nobody", "content": "x"},))))
-    with pytest.raises(ExampleError, match=r"prompts\[1\] is unusable") as caught:
-        run_to_end(route(job, learner, decoder, first_regime))
-    assert caught.value.reason == Reason.BAD_FORM

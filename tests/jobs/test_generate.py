@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
-from streamlearn.errors import RecordError
 from streamlearn.jobs.queue import GenerateJob, GenerateResult, GenerationStart, GenerationStream, Sampling
 from streamlearn.jobs.runner import IncrementalText, StopStrings, generate
 from streamlearn.learner.evaluate import run_to_end
@@ -35,19 +34,6 @@ def test_a_prompt_is_continued_as_by_transformers(learner: Learner, decoder: Dec
     )
     assert not set(expected) & decoder.stop, "the comparison needs five tokens before the end"
     assert (result.text, result.tokens, result.step) == (decoder.text(expected), 5, learner.number)
-
-
-def test_a_conversation_is_continued_after_its_template(learner: Learner, decoder: Decoder) -> None:
-    messages = ({"role": "user", "content": "hello"},)
-    received: list[list[int]] = []
-
-    def route_inputs(inputs: Sequence[NDArray[np.int32]], _: Requested) -> list[RoutedInput]:
-        received.extend(each.tolist() for each in inputs)
-        return first_regime(inputs)
-
-    result = run_to_end(generate(GenerateJob(None, messages, max_new_tokens=3), learner, decoder, route_inputs))
-    assert 0 < result.tokens <= 3
-    assert received == [decoder.prompt(messages).ids]
 
 
 PROMPT = "the quick brown"
@@ -105,31 +91,26 @@ def test_a_seed_fixes_a_sampled_text(learner: Learner, decoder: Decoder) -> None
     assert first.text != run(learner, decoder).text
 
 
-def test_the_request_says_what_answers(learner: Learner, decoder: Decoder) -> None:
-    """The routing gets it unchanged."""
+def test_the_routing_gets_the_tokens_and_what_the_request_names(learner: Learner, decoder: Decoder) -> None:
+    """Of a conversation, with its template."""
     received: list[Requested] = []
+    inputs_received: list[list[int]] = []
 
     def route_inputs(inputs: Sequence[NDArray[np.int32]], requested: Requested) -> list[RoutedInput]:
         received.append(requested)
+        inputs_received.extend(tokens.tolist() for tokens in inputs)
         return first_regime(inputs)
 
-    requests: tuple[Requested, ...] = ("routed", "backbone", 3)
-    for requested in requests:
-        job = GenerateJob(PROMPT, None, max_new_tokens=1, requested=requested)
-        run_to_end(generate(job, learner, decoder, route_inputs))
-    assert received == [*requests]
-
-
-def test_a_conversation_that_cannot_be_encoded_is_refused(learner: Learner, decoder: Decoder) -> None:
-    job = GenerateJob(None, ({"role": "nobody", "content": "x"},), max_new_tokens=2)
-    with pytest.raises(RecordError):
-        run_to_end(generate(job, learner, decoder, first_regime))
+    messages = ({"role": "user", "content": "hello"},)
+    run_to_end(generate(GenerateJob(None, messages, max_new_tokens=1, requested=3), learner, decoder, route_inputs))
+    assert received == [3]
+    assert inputs_received == [decoder.prompt(messages).ids]
 
 
 def by_definition(text: str, strings: list[str]) -> str:
     """Character by character: the text in front of the first string that is complete, the longest of several."""
     for end in range(1, len(text) + 1):
-        complete = [each for each in strings if text[:end].endswith(each)]
+        complete = [string for string in strings if text[:end].endswith(string)]
         if complete:
             return text[: end - max(map(len, complete))]
     return text
@@ -206,15 +187,11 @@ def pieces_of(ids: Sequence[int]) -> list[str]:
     return [*(text.add(token) for token in ids), text.flush()]
 
 
-def test_a_character_waits_for_its_last_byte() -> None:
-    """Of one to four bytes each."""
-    assert pieces_of(tokens_of("aé模🦊b".encode())) == ["a", "", "é", "", "", "模", "", "", "", "🦊", "b", ""]
-
-
 @given(st.lists(st.integers(0, END), max_size=24) | st.text(max_size=8).map(lambda text: tokens_of(text.encode())))
 def test_pieces_join_to_the_text_of_all_tokens(ids: list[int]) -> None:
     """Of any tokens, valid or not; every piece but the last ends with a whole character."""
     pieces = pieces_of(ids)
+    assert pieces_of(tokens_of("aé模🦊b".encode())) == ["a", "", "é", "", "", "模", "", "", "", "🦊", "b", ""]
     assert "".join(pieces) == text_of(ids)
     assert not any(piece.endswith(REPLACEMENT) for piece in pieces[:-1])
 

@@ -4,40 +4,31 @@ import threading
 
 import pytest
 
-from streamlearn.errors import Reason, RecordError
+from streamlearn.controls import Control, Requester
 from streamlearn.jobs.queue import (
+    ControlJob,
     EvalJob,
-    ExampleError,
-    GenerationStart,
     GenerationStream,
     JobQueue,
     QueueClosedError,
     QueueFullError,
     SnapshotJob,
     SnapshotResult,
+    Ticket,
 )
-from tests.serve.doubles import KNOWN
 
 JOB = EvalJob(examples=({"text": "a"},), generate=False, max_new_tokens=1)
 DONE = SnapshotResult(name="a", step=1)
 
 
-def test_jobs_are_taken_in_the_order_of_submission() -> None:
-    jobs = JobQueue(3)
+def test_jobs_are_taken_in_the_order_of_submission_and_no_more_wait_than_the_limit() -> None:
+    jobs = JobQueue(2)
     jobs.submit(JOB)
     jobs.submit(SnapshotJob())
-    first, second = jobs.take(), jobs.take()
-    assert first is not None
-    assert second is not None
-    assert [first.job, second.job] == [JOB, SnapshotJob()]
-    assert jobs.take() is None
-
-
-def test_a_full_queue_refuses_with_its_limit() -> None:
-    jobs = JobQueue(1)
-    jobs.submit(JOB)
-    with pytest.raises(QueueFullError, match="at most 1 jobs may be queued, found 1"):
+    with pytest.raises(QueueFullError, match="at most 2 jobs may be queued, found 2"):
         jobs.submit(JOB)
+    taken = [ticket.job for ticket in (jobs.take(), jobs.take()) if ticket is not None]
+    assert (taken, jobs.take()) == ([JOB, SnapshotJob()], None)
 
 
 def test_a_cancelled_job_frees_its_place_and_is_never_taken() -> None:
@@ -63,23 +54,13 @@ def test_a_running_job_can_be_cancelled_and_finishing_it_later_has_no_effect() -
     assert future.cancelled()
 
 
-def test_results_and_errors_reach_the_waiting_thread() -> None:
-    jobs = JobQueue(2)
-    futures = [jobs.submit(JOB), jobs.submit(JOB)]
-
-    def serve() -> None:
-        first, second = jobs.take(), jobs.take()
-        assert first is not None
-        assert second is not None
-        first.finish(DONE)
-        second.fail(ExampleError(2, RecordError(Reason.EMPTY, "nothing in it")))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert futures[0].result(timeout=1) == DONE
-    with pytest.raises(ExampleError, match=r"examples\[2\] is unusable \(empty\): nothing in it"):
-        futures[1].result(timeout=1)
-    thread.join()
+def test_a_control_that_has_begun_cannot_be_cancelled() -> None:
+    job = ControlJob(Control.run("pause"), Requester(user="ann@box"))
+    begun, waits = Ticket(job), Ticket(job)
+    assert begun.begin()
+    assert not begun.future.cancel()
+    assert waits.future.cancel()
+    assert not waits.begin()
 
 
 def test_closing_fails_queued_jobs_and_refuses_new_ones() -> None:
@@ -94,31 +75,10 @@ def test_closing_fails_queued_jobs_and_refuses_new_ones() -> None:
     assert jobs.take() is None
 
 
-START = GenerationStart(step=3, prompt_tokens=2, route=KNOWN)
-
-
-def test_a_slow_reader_finds_several_pieces_as_one() -> None:
-    """And nothing twice."""
-    stream = GenerationStream(lambda: None)
-    for piece in ("a", "b", "", "c"):
-        stream.write(piece)
-    assert (stream.take(), stream.take()) == ("abc", "")
-
-
-def test_the_reader_is_told_of_every_change() -> None:
-    """The start and each piece; an empty piece is no change."""
-    told: list[GenerationStart | None] = []
-    stream = GenerationStream(lambda: told.append(stream.start))
-    stream.write("")
-    assert told == []
-    stream.begin(START)
-    stream.write("a")
-    assert told == [START, START]
-
-
 def test_no_piece_is_lost_between_threads() -> None:
     """A writer that never waits, and a reader that takes what there is."""
     stream, found = GenerationStream(lambda: None), ""
+    stream.write("")
 
     def write() -> None:
         for i in range(20_000):

@@ -61,16 +61,16 @@ def test_training_and_scoring_are_bit_equal_to_those_in_memory(
 ) -> None:
     """Steps of one and of several regimes, and copies of offloaded adapters; one, two or all adapters in memory."""
     learners = [cached, with_cache(make_learner, tmp_path / "one", 1), make_learner(preset="streamlearn")]
-    found = []
+    result = []
     for learner in learners:
         losses = [trained(learner, slots, seed) for seed, slots in enumerate([[0, 1], [2], [3, 1, 0], [2, 2], [1]])]
         learner.add_regime(3, seed=9, start=2)
         losses.append(trained(learner, [3, 0], seed=9))
-        found.append((losses, scored(learner, [0, 3]), snapshot(learner)))
+        result.append((losses, scored(learner, [0, 3]), snapshot(learner)))
     assert learners[1].cache.num_reads > learners[0].cache.num_reads > learners[2].cache.num_reads == 0
-    for losses, scores, state in found[:2]:
-        assert (losses, scores) == found[2][:2]
-        assert same(state, found[2][2])
+    for losses, scores, state in result[:2]:
+        assert (losses, scores) == result[2][:2]
+        assert same(state, result[2][2])
 
 
 def test_it_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, tmp_path: Path, cached: Learner) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from streamlearn.learner import evaluate as evaluation
-from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
+from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.record import Prompt
-from tests.doubles import example, random_examples
+from tests.doubles import random_examples
 from tests.learner.reference import token_losses, train
 from tests.learners import MakeLearner, same, snapshot
 
@@ -32,8 +32,8 @@ def scores_of(learner: Learner, *, pack_tokens: int = 64) -> list[evaluation.Exa
 
 def test_scores_equal_those_of_each_example_separately(learner: Learner) -> None:
     """Sums, hits and counts are those of one pass per example, in the given order."""
-    found = scores_of(learner)
-    for figures, one in zip(found, EXAMPLES, strict=True):
+    result = scores_of(learner)
+    for figures, one in zip(result, EXAMPLES, strict=True):
         losses, hits = token_losses(learner.forward, one)
         assert figures.loss_sum == pytest.approx(sum(losses), rel=1e-4)
         assert (figures.correct, figures.tokens) == (sum(hits), len(losses))
@@ -44,9 +44,9 @@ def test_forward_passes_are_bounded(learner: Learner, pack_tokens: int, pieces: 
     """Work yields once per pass, an overlong example gets its own, and the figures do not depend on the grouping."""
     work = score(learner.model, EXAMPLES, CPU, pack_tokens=pack_tokens)
     assert sum(1 for _ in work) == pieces
-    for found, expected in zip(scores_of(learner, pack_tokens=pack_tokens), scores_of(learner), strict=True):
-        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-4)
-        assert (found.correct, found.tokens) == (expected.correct, expected.tokens)
+    for result, expected in zip(scores_of(learner, pack_tokens=pack_tokens), scores_of(learner), strict=True):
+        assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-4)
+        assert (result.correct, result.tokens) == (expected.correct, expected.tokens)
 
 
 def test_evaluation_changes_no_bit_of_training(make_learner: MakeLearner) -> None:
@@ -92,10 +92,3 @@ def test_a_job_between_training_steps_sees_the_weights_of_its_start(learner: Lea
     texts = run_to_end(decode(learner.model, PROMPTS, limits, NEVER, CPU))
     assert interleaved(learner, decode(learner.model, PROMPTS, limits, NEVER, CPU)) == texts
     assert texts != expected_texts
-
-
-def test_an_example_splits_into_prompt_and_reference() -> None:
-    """Tokens before the first label are the prompt, the labels are the reference."""
-    one = example([10, 11, 12, 13], prompt_length=3)
-    assert prompt_of(one).ids == [10, 11, 12]
-    assert reference_of(one) == [13]

@@ -28,17 +28,17 @@ NEVER: frozenset[int] = frozenset()
 @pytest.mark.parametrize("batch", [2, 16])
 def test_decoding_together_equals_each_prompt_separately(learner: Learner, batch: int) -> None:
     """Prompts of different lengths, padded and cached, continue as each does separately, in the given order."""
-    found = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, max_prompts=batch))
-    assert found == [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
-    assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)  # the texts depend on the prompts
+    result = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, max_prompts=batch))
+    assert result == [greedy(learner.forward, prompt, 8) for prompt in TOKENS]
+    assert len({tuple(tokens) for tokens in result}) == len(PROMPTS)  # the texts depend on the prompts
 
 
 def test_each_text_has_its_own_limit(learner: Learner) -> None:
     """A limit of zero gives no tokens; work ends with the longest text."""
     limits = [0, 5, 2, 1, 0]
-    found = run_to_end(decode(learner.model, PROMPTS, limits, NEVER, CPU))
-    assert found == [greedy(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
-    assert list(map(len, found)) == limits
+    result = run_to_end(decode(learner.model, PROMPTS, limits, NEVER, CPU))
+    assert result == [greedy(learner.forward, p, n) for p, n in zip(TOKENS, limits, strict=True)]
+    assert list(map(len, result)) == limits
     assert sum(1 for _ in decode(learner.model, PROMPTS, limits, NEVER, CPU)) == max(limits)
 
 
@@ -76,8 +76,10 @@ def test_a_listener_receives_every_token_and_may_end_a_text(learner: Learner) ->
         received[index].append(token)
         return len(received[index]) < 2 + index
 
-    found = run_to_end(decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, on_token=on_token, max_prompts=2))
-    assert found == received == [tokens[: 2 + index] for index, tokens in enumerate(whole)]
+    result = run_to_end(
+        decode(learner.model, PROMPTS, [8] * len(PROMPTS), NEVER, CPU, on_token=on_token, max_prompts=2)
+    )
+    assert result == received == [tokens[: 2 + index] for index, tokens in enumerate(whole)]
 
 
 DRAWS = 20_000
@@ -101,10 +103,10 @@ def nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
 def test_tokens_are_drawn_as_often_as_the_equations_say(temperature: float, top_p: float) -> None:
     """Tokens outside of the nucleus never."""
     sampler = NucleusSampler(temperature, top_p, seed=1, device=CPU)
-    found = sampler(LOGITS.expand(DRAWS, -1)).bincount(minlength=len(LOGITS)) / DRAWS
+    result = sampler(LOGITS.expand(DRAWS, -1)).bincount(minlength=len(LOGITS)) / DRAWS
     expected = nucleus(LOGITS, temperature, top_p)
-    assert_close(found, expected, atol=4 * 0.5 / DRAWS**0.5, rtol=0.0)  # four standard errors at p = 0.5
-    assert torch.equal(found == 0, expected == 0)
+    assert_close(result, expected, atol=4 * 0.5 / DRAWS**0.5, rtol=0.0)  # four standard errors at p = 0.5
+    assert torch.equal(result == 0, expected == 0)
 
 
 def test_a_nucleus_of_nothing_is_the_most_likely_token() -> None:

@@ -50,15 +50,15 @@ def test_a_packed_loss_is_the_loss_of_each_record(make_learner: MakeLearner) -> 
     """Sums, hits and the mean over all learned tokens are those of one pass per record."""
     learner = make_learner()
     packed = pack(RECORDS, learner.device)
-    found = packed_loss(learner.forward, packed)
-    sums, correct = found.per_record(packed)
+    result = packed_loss(learner.forward, packed)
+    sums, correct = result.per_record(packed)
     losses, hits = zip(*(token_losses(learner.forward, record) for record in RECORDS), strict=True)
     assert sums.tolist() == pytest.approx([sum(own) for own in losses], rel=1e-4)
     assert packed.learned_B.tolist() == [len(own) for own in losses]
     assert correct.tolist() == [sum(own) for own in hits]
-    assert found.token_L.tolist() == pytest.approx([*chain(*losses)], rel=1e-4)
-    assert float(found.mean) == pytest.approx(fmean(chain(*losses)), rel=1e-4)
-    assert found.correct_L.tolist() == [*chain(*hits)]
+    assert result.token_L.tolist() == pytest.approx([*chain(*losses)], rel=1e-4)
+    assert float(result.mean) == pytest.approx(fmean(chain(*losses)), rel=1e-4)
+    assert result.correct_L.tolist() == [*chain(*hits)]
 
 
 L, D, V = 23, 12, 40
@@ -114,8 +114,8 @@ def test_no_tensor_has_the_logits_of_all_tokens(make_learner: MakeLearner, monke
 def test_a_step_is_that_with_whole_logits(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose head is not plain computes the same loss by itself."""
     examples = random_examples([9, 7, 8], prompt_length=2)
-    found = make_learner()
-    losses = [found.step(examples, [0, 0, 0]).loss for _ in range(3)]
+    result = make_learner()
+    losses = [result.step(examples, [0, 0, 0]).loss for _ in range(3)]
     monkeypatch.setattr(loss, "plain_head", lambda _: None)
     expected = make_learner()
     assert losses == pytest.approx([expected.step(examples, [0, 0, 0]).loss for _ in range(3)], rel=1e-5)

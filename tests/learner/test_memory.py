@@ -46,21 +46,14 @@ def test_parts_add_up_to_the_whole(make_learner: MakeLearner, preset: str, parts
     """Loss, gradient norm, figures of each record and updated weights are those of one pass."""
     whole, split = make_learner(preset=preset), make_learner(preset=preset)
     for _ in range(3):
-        expected, found = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
-    assert found.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
-    assert (found.loss, found.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
+        expected, result = whole.step(EXAMPLES), split.step(EXAMPLES, parts=parts)
+    assert result.record_losses == pytest.approx(expected.record_losses, rel=1e-4)
+    assert (result.loss, result.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-4)
     for each in ("number", "tokens", "learned_tokens", "record_correct", "refusal"):
-        assert getattr(found, each) == getattr(expected, each)
+        assert getattr(result, each) == getattr(expected, each)
     for mine, other in zip(split.optimizer.parameters(), whole.optimizer.parameters(), strict=True):
         # Adam divides by the gradient's size: the rounding of a tiny one moves a weight by up to a hundredth of lr.
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
-
-
-def test_records_are_announced(make_learner: MakeLearner) -> None:
-    """`on_record` gets the first record of each part before its forward pass."""
-    announced: list[int] = []
-    make_learner().step(EXAMPLES, parts=5, on_record=announced.append)
-    assert announced == [0, 1, 2, 3, 4]
 
 
 def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:

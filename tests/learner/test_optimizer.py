@@ -69,8 +69,8 @@ def test_with_everything_routed_it_is_adamw(masked: bool) -> None:
             twin.grad = gradient
         reference.param_groups[0]["lr"] = lr
         reference.step()
-        for found, expected in zip((bank.A, bank.B), twins, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        for result, expected in zip((bank.A, bank.B), twins, strict=True):
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_rate_of_each_expert_falls_with_its_own_updates() -> None:
@@ -92,9 +92,9 @@ def test_the_rate_of_each_expert_falls_with_its_own_updates() -> None:
             references[index].step()
     assert min(ages) > 200, "each reached the lower bound"
     for index, each in enumerate(expected):
-        found = bank.expert(*divmod(index, K))
+        result = bank.expert(*divmod(index, K))
         for name, parameter in zip("AB", each, strict=True):
-            torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [1.0, torch.nan])
@@ -132,8 +132,8 @@ def test_each_expert_is_an_adamw_of_the_steps_that_routed_to_it() -> None:
                 for twin, gradient in zip(twins[h, k], gradients, strict=True):
                     twin.grad = gradient[h, k].clone()
                 reference.step()
-            for found, expected in zip((bank.A, bank.B), twins[h, k], strict=True):
-                torch.testing.assert_close(found[h, k], expected, rtol=1e-5, atol=1e-6)
+            for result, expected in zip((bank.A, bank.B), twins[h, k], strict=True):
+                torch.testing.assert_close(result[h, k], expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bank.group.counts(), counts)
     assert len(set(counts.flatten().tolist())) > 1  # the experts were updated in different numbers of steps
 

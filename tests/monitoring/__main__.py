@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from tests.broker import kafka_home
-from tests.monitoring.faults import FAULTS, Fault, made
+from tests.monitoring.faults import FAULTS, Fault, injected
 from tests.monitoring.files import expressions, rules
 from tests.monitoring.stage import Stage
 
@@ -52,7 +52,7 @@ def run(stage: Stage, only: Collection[str]) -> dict[str, Any]:
     empty = _empty_panels(stage)
     _say(f"expressions of the dashboard without data: {empty or 'none'}")
     fired: list[dict[str, Any]] = []
-    for fault in (each for each in FAULTS if set(only).intersection(each.alerts)):
+    for fault in (fault for fault in FAULTS if set(only).intersection(fault.alerts)):
         _say(f"{fault.what} ...")
         fired += _fire(stage, fault)
         _say(f"    fired: {', '.join(fault.alerts)}")
@@ -85,7 +85,7 @@ def _empty_panels(stage: Stage) -> list[str]:
 
 def _fire(stage: Stage, fault: Fault) -> list[dict[str, Any]]:
     before = stage.prometheus.firing()
-    with made(stage, fault):
+    with injected(stage, fault):
         rows = []
         for alert in fault.alerts:
             seconds = stage.wait(partial(_fires, stage, alert), f"{alert} fires")

@@ -20,7 +20,7 @@ class Fault:
     alerts: tuple[str, ...]
     what: str
     make: Callable[[Stage], None]
-    mend: Callable[[Stage], None] = lambda stage: None
+    fix: Callable[[Stage], None] = lambda stage: None
 
 
 def _garbage(stage: Stage) -> None:
@@ -123,7 +123,7 @@ FAULTS = (
 
 
 @contextmanager
-def made(stage: Stage, fault: Fault) -> Iterator[None]:
+def injected(stage: Stage, fault: Fault) -> Iterator[None]:
     fault.make(stage)
     yield
-    fault.mend(stage)
+    fault.fix(stage)

@@ -35,7 +35,9 @@ def main() -> int:
         delays, share = _delays_and_share(Path(folder) / "shifts")
         turns = _turns(Path(folder) / "turns", options.rounds, options.seconds)
     speed = turns["speed_ratio"]["median"]
-    print(f"a shift is on the page after {', '.join(f'{each:.2f}' for each in delays)} s (aim: {figures.MAX_DELAY_S})")
+    print(
+        f"a shift is on the page after {', '.join(f'{delay:.2f}' for delay in delays)} s (aim: {figures.MAX_DELAY_S})"
+    )
     print(f"three pages take {share:.2%} of a processor from a daemon that has nothing else to do")
     print(f"speed with three browsers: {turns['speed_ratio']} of quiet (aim: {figures.MIN_SPEED})")
     print(f"speed of a quiet turn: {turns['speed_ratio_of_quiet_turns']} of another quiet one")

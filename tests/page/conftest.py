@@ -6,6 +6,7 @@ from importlib.resources import files
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.end_to_end.process import ForkedDaemon
 from tests.page.browser import PROGRAMS, Watched, chromium, launched
 from tests.page.watched_run import TASKS, WatchedRun
 
@@ -13,17 +14,11 @@ SLOW_MS = 60_000  # a browser beside other tests on two cores
 
 
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
+    """A run through all of `TASKS`, with three shifts, some dead letters and some requests; it goes on idle."""
     if chromium() is None:
         pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt-get install chromium)")
-    with sync_playwright() as playwright, launched(playwright) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="package")
-def run(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedRun]:
-    """A run through all of `TASKS`, with three shifts, some dead letters and some requests; it goes on idle."""
-    running = WatchedRun(tmp_path_factory.mktemp("watched"))
+    running = WatchedRun(tmp_path_factory.mktemp("watched"), process=ForkedDaemon)
     try:
         running.start()
         for task in range(len(TASKS)):
@@ -36,8 +31,15 @@ def run(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         running.daemon.end()
 
 
+@pytest.fixture(scope="package")
+def browser(run: WatchedRun) -> Iterator[Browser]:
+    """Started after the run, whose processor it would share."""
+    with sync_playwright() as playwright, launched(playwright) as opened:
+        yield opened
+
+
 @pytest.fixture
-def watched(browser: Browser, run: WatchedRun) -> Iterator[Watched]:
+def watched(run: WatchedRun, browser: Browser) -> Iterator[Watched]:
     """The page, opened and with its figures, in a profile of its own."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()

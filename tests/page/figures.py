@@ -124,11 +124,11 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
     return {
         "rounds": len(rounds),
         "browsers": NUM_BROWSERS,
-        "speed_ratio": _spread([each.ratio("tokens_per_s") for each in rounds]),
-        "speed_ratio_of_quiet_turns": _spread([each.quiet_ratio("tokens_per_s") for each in rounds]),
-        "cpu_per_token_ratio": _spread([each.ratio("cpu_s_per_token") for each in rounds]),
-        "cpu_per_token_ratio_of_quiet_turns": _spread([each.quiet_ratio("cpu_s_per_token") for each in rounds]),
-        "turns": [asdict(each) for each in rounds],
+        "speed_ratio": _spread([turns.ratio("tokens_per_s") for turns in rounds]),
+        "speed_ratio_of_quiet_turns": _spread([turns.quiet_ratio("tokens_per_s") for turns in rounds]),
+        "cpu_per_token_ratio": _spread([turns.ratio("cpu_s_per_token") for turns in rounds]),
+        "cpu_per_token_ratio_of_quiet_turns": _spread([turns.quiet_ratio("cpu_s_per_token") for turns in rounds]),
+        "turns": [asdict(turns) for turns in rounds],
     }
 
 

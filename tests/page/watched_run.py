@@ -22,14 +22,16 @@ UNUSABLE = (b"not json\n", b'{"prompt": "no completion"}\n', b"[1, 2]\n")
 class WatchedRun:
     """The daemon and its stream."""
 
-    def __init__(self, folder: Path, *, backbone: str | None = None, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, *, backbone: str | None = None, process: type[DaemonProcess] = DaemonProcess, **changes: Any
+    ) -> None:
         """`backbone` takes the tiny one's place, and other sections those of the same name."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
         self._stream = folder / "stream.jsonl"
         self._stream.touch()
-        self.daemon = DaemonProcess(
+        self.daemon = process(
             folder / "daemon",
             {
                 "source": {"jsonl": {"path": str(self._stream), "follow": True, "poll_interval_s": 0.05}},

@@ -65,14 +65,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert after.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
 
 
-def test_a_history_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path) -> None:
-    """A power loss may leave half a line, whose version was never written."""
-    PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5"), LORA, "")
-    with (tmp_path / "history.jsonl").open("ab") as file:
-        file.write(b'{"name": "s-regi')
-    assert PublicationFiles(tmp_path, BASE).unused_name("s-regime-1", 5) == "s-regime-1@5r2"
-
-
 def test_what_follows_a_cut_off_line_is_not_lost_with_it(tmp_path: Path) -> None:
     """The next version's name is used as well, also when its folder is gone."""
     history = tmp_path / "history.jsonl"
@@ -100,7 +92,7 @@ def test_the_name_of_a_folder_is_used_whatever_the_history_says(tmp_path: Path) 
     again = PublicationFiles(tmp_path, BASE)
     assert again.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
     again.write_version(version("s-regime-1@4"), LORA, "")
-    assert [each.name for each in again.versions()] == ["s-regime-1@5", "s-regime-1@4"]
+    assert [known.name for known in again.versions()] == ["s-regime-1@5", "s-regime-1@4"]
 
 
 def test_the_newest_versions_of_each_regime_of_this_run_are_kept(tmp_path: Path) -> None:
@@ -115,7 +107,7 @@ def test_a_routing_state_of_a_step_that_comes_again_gets_another_name(tmp_path: 
     """Gateways may still be reading the first; what is not kept is removed."""
     folder = PublicationFiles(tmp_path, BASE)
     written = [folder.write_routing(step, {"a": np.arange(step)}) for step in (1, 2, 3, 3)]
-    assert [each.removeprefix("routing/").removesuffix(".safetensors") for each in written] == ["1", "2", "3", "3r2"]
+    assert [path.removeprefix("routing/").removesuffix(".safetensors") for path in written] == ["1", "2", "3", "3r2"]
     folder.prune([], written[-2:])
     assert sorted(path.name for path in (tmp_path / "routing").iterdir()) == ["3.safetensors", "3r2.safetensors"]
     assert load_file(tmp_path / written[-1])["a"].tolist() == [0, 1, 2]
@@ -157,28 +149,20 @@ def test_a_damaged_version_is_an_error(tmp_path: Path) -> None:
         folder.versions()
 
 
-def test_a_folder_is_checked_without_being_changed(tmp_path: Path) -> None:
-    """One that does not exist yet, an empty one, and one that was published to."""
-    check_folder(tmp_path / "new" / "published")
+def test_a_folder_is_checked_without_being_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not exist yet, and one that was published to; what may not be written is named."""
+    folder = tmp_path / "new" / "published"
+    check_folder(folder)
     assert list(tmp_path.iterdir()) == []
-    check_folder(tmp_path)
-    PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5"), LORA, "")
-    check_folder(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["published", "published/adapters", "published/routing", "published/history.jsonl"])
-def test_what_may_not_be_written_is_found(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder, one in it, or the history."""
-    folder, refused = tmp_path / "published", tmp_path / name
     PublicationFiles(folder, BASE).write_version(version("s-regime-1@5"), LORA, "")
-    monkeypatch.setattr("os.access", lambda path, mode: path != refused)  # root may write everywhere
-    with pytest.raises(PublicationError, match=rf"^{refused}: must be writable, .*permissions of publish\.folder$"):
-        check_folder(folder)
-
-
-def test_a_file_in_the_place_of_a_folder_is_found(tmp_path: Path) -> None:
-    """Of the folder itself, or of one above it."""
+    check_folder(folder)
+    for refused in (folder, folder / "adapters", folder / "routing", folder / "history.jsonl"):
+        with monkeypatch.context() as patched:
+            patched.setattr("os.access", lambda path, _, refused=refused: path != refused)  # root may write everywhere
+            with pytest.raises(
+                PublicationError, match=rf"^{refused}: must be writable, .*permissions of publish\.folder$"
+            ):
+                check_folder(folder)
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "published"):
-        with pytest.raises(PublicationError, match=rf"^{tmp_path / 'file'}: must be writable, .*Not a directory"):
-            check_folder(folder)
+    with pytest.raises(PublicationError, match=rf"^{tmp_path / 'file'}: must be writable, .*Not a directory"):
+        check_folder(tmp_path / "file" / "published")

@@ -30,7 +30,7 @@ from streamlearn.publish import publisher as adapter_publisher
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.open import forget_run
 from streamlearn.publish.publication import Publication
-from streamlearn.publish.publisher import RollbackFile
+from streamlearn.publish.publisher import AdapterPublisher, RollbackFile
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import RegimePublication
@@ -38,7 +38,7 @@ from tests.daemon.test_daemon import daemon_of, opened
 from tests.publish.stub_replica import StubReplica, replicas
 from tests.publish.test_folder import BASE
 from tests.regimes.conftest import backbone, make
-from tests.regimes.shifting_streams import TASKS, Silent, differences, run, stream, tensors_of
+from tests.regimes.shifting_streams import TASKS, differences, run, stream, tensors_of
 
 __all__ = ["backbone", "make"]
 
@@ -47,45 +47,40 @@ HOLDOUT = {"every_records": 10}
 SNAPSHOTS = {"snapshot": {"keep": 50, "every_records": 20}}
 
 
-class Patient(Silent):
+class PatientDaemon(Daemon):
     """Waits after each snapshot until it is published, so that no snapshot is skipped, and notes what came of it."""
 
     def __init__(self, components: Components) -> None:
+        plain = daemon_of(components)
+        super().__init__(components, plain.board, plain.job_runner._jobs)
         assert components.adapter_publisher is not None
         self.publisher = components.adapter_publisher
-        self.history: list[tuple[int, dict[int, RegimePublication]]] = []
+        self.outcomes: list[tuple[int, dict[int, RegimePublication]]] = []
         """Records that were done by each snapshot, and what came of it by regime."""
 
     def wait(self) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not self.publisher.is_idle:
-            assert time.monotonic() < deadline, "the publisher does not come to an end"
-            if not self.publisher.scoring.serve(idle=True):
-                time.sleep(0.001)
-
-
-class PatientDaemon(Daemon):
-    """A daemon that lets each snapshot be published before it goes on."""
-
-    patient: Patient
+        serve_until(self.publisher, lambda: self.publisher.is_idle)
 
     def save(self) -> SnapshotInfo:
         info = super().save()
-        if self.adapter_publisher is not None and self.adapter_publisher._thread.is_alive():
-            self.patient.wait()
-            self.patient.history.append(
-                (self.state.records, {row.number: row for row in self.adapter_publisher.status.regimes})
-            )
+        if self.publisher._thread.is_alive():
+            self.wait()
+            self.outcomes.append((self.state.records, {row.number: row for row in self.publisher.status.regimes}))
         return info
 
 
 @contextmanager
 def patient(settings: Settings) -> Iterator[PatientDaemon]:
     with opened(settings) as components:
-        plain = daemon_of(components)
-        daemon = PatientDaemon(components, plain.board, plain.job_runner._jobs)
-        daemon.patient = Patient(components)
-        yield daemon
+        yield PatientDaemon(components)
+
+
+def serve_until(publisher: AdapterPublisher, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline, "not reached in time"
+        if not publisher.scoring.serve(idle=True):
+            time.sleep(0.001)
 
 
 def poisoned(number: int) -> list[bytes]:
@@ -113,14 +108,14 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
         daemon_of(components).run()
         learner, adaptation = components.learner, components.adaptation
         newest = published(tmp_path)
-        assert [each.number for each in newest.regimes] == [1, 2, 3]
+        assert [regime.number for regime in newest.regimes] == [1, 2, 3]
         assert newest.snapshot == components.state.last_snapshot.name  # type: ignore[union-attr]
         folder = PublicationFiles(tmp_path / "published", BASE)
-        for each in newest.regimes:
-            assert each.adapter is not None
-            examples = adaptation.examples(each.slot)
+        for regime in newest.regimes:
+            assert regime.adapter is not None
+            examples = adaptation.examples(regime.slot)
             assert len(examples) >= 5
-            adapter = PlainLoraAdapter(folder.lora(each.adapter))
+            adapter = PlainLoraAdapter(folder.lora(regime.adapter))
             work = score(
                 learner.model,
                 examples,
@@ -129,7 +124,7 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
                 slots=[NO_REGIME] * len(examples),
                 parallel_adapter=adapter,
             )
-            own = score(learner.model, examples, learner.device, pack_tokens=256, slots=[each.slot] * len(examples))
+            own = score(learner.model, examples, learner.device, pack_tokens=256, slots=[regime.slot] * len(examples))
             ours, theirs = run_to_end(own), run_to_end(work)
             losses = torch.tensor([[row.loss_sum for row in rows] for rows in (ours, theirs)])
             torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
@@ -146,7 +141,7 @@ def test_publishing_changes_no_bit_of_the_training_run(make: Callable[..., Setti
     settings = make(lines, "publishing", **publishing(tmp_path))
     with patient(settings) as daemon:
         daemon.run()
-        assert any(row.version for _, rows in daemon.patient.history for row in rows.values())
+        assert any(row.version for _, rows in daemon.outcomes for row in rows.values())
         assert not differences(quiet, tensors_of(daemon.components))
 
 
@@ -158,13 +153,13 @@ def test_garbage_never_reaches_a_replica(make: Callable[..., Settings], tmp_path
         with patient(settings) as daemon:
             daemon.run()
             loaded = {name for stub in stubs for _, name in stub.calls}
-    clean = [rows[1].version for records, rows in daemon.patient.history if rows and records <= len(lines)]
+    clean = [rows[1].version for records, rows in daemon.outcomes if rows and records <= len(lines)]
     assert clean[-1] is not None, "no version was published before the garbage"
     assert {name for name in loaded if "-regime-1@" in name} == set(clean) - {None}
     assert not any("-regime-3@" in name for name in loaded)
-    garbage = [rows[3].held_back for records, rows in daemon.patient.history if 3 in rows]
+    garbage = [rows[3].held_back for records, rows in daemon.outcomes if 3 in rows]
     assert set(garbage) == {"answers_changed"}
-    assert {rows[1].version for records, rows in daemon.patient.history if records > len(lines)} == {clean[-1]}
+    assert {rows[1].version for records, rows in daemon.outcomes if records > len(lines)} == {clean[-1]}
     assert published(tmp_path).regimes[0].adapter == clean[-1]
 
 
@@ -176,7 +171,7 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
     ]
     with patient(make(lines, **publishing(tmp_path))) as daemon:
         daemon.run()
-        publisher = daemon.patient.publisher
+        publisher = daemon.publisher
         before = published(tmp_path).regimes[0].adapter
         assert publisher.status.regimes[0].held_back == "answers_changed"
         daemon.adaptation.approve(1)
@@ -207,8 +202,8 @@ def test_weights_that_stay_held_back_are_counted_once(make: Callable[..., Settin
     )
     with patient(settings) as daemon, capture_logs() as logs:
         daemon.run()
-        counts = dict(daemon.patient.publisher.status.num_held_back)
-    rows = [row for _, rows in daemon.patient.history for row in rows.values()]
+        counts = dict(daemon.publisher.status.num_held_back)
+    rows = [row for _, rows in daemon.outcomes for row in rows.values()]
     events = [row for row in logs if row["event"] == Event.VERSION_HELD_BACK]
     assert counts == {"too_few_records": len(events)}
     assert len(rows) > len(events), "no snapshot had the same weights again"
@@ -230,14 +225,14 @@ def test_a_version_is_used_only_once_every_replica_that_answers_has_it(
             assert published(tmp_path).adapters == ()
             assert publisher.status.regimes[0].held_back == "not_loaded"
             stubs[0].start()
-            _serve_until(publisher, lambda: published(tmp_path).adapters != ())
+            serve_until(publisher, lambda: published(tmp_path).adapters != ())
             [name] = published(tmp_path).adapters
             assert set(stubs[0].loaded) == {name}
             stubs[1].start()
-            _serve_until(publisher, lambda: set(stubs[1].loaded) == {name})
+            serve_until(publisher, lambda: set(stubs[1].loaded) == {name})
             written = list(map(orjson.loads, (tmp_path / "published" / "history.jsonl").read_bytes().splitlines()))
             assert len({row["weights_sha256"] for row in written}) == len(written), "a retry wrote a version again"
-            _serve_until(publisher, lambda: all(each.is_up for each in publisher.status.replicas))
+            serve_until(publisher, lambda: all(replica.is_up for replica in publisher.status.replicas))
 
 
 def test_replicas_are_looked_after_while_publishing_fails(
@@ -252,15 +247,15 @@ def test_replicas_are_looked_after_while_publishing_fails(
         settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, [stub]))
         with patient(settings) as daemon, monkeypatch.context() as patched:
             daemon.run()
-            publisher, store = daemon.patient.publisher, daemon.components.store
+            publisher, store = daemon.publisher, daemon.components.store
             [name] = published(tmp_path).adapters
             patched.setattr(publisher._targets.folder, "write_routing", full)
             publisher.notify(store.folder / store.names()[-1])
-            _serve_until(publisher, lambda: publisher.status.fault == "No space left on device")
+            serve_until(publisher, lambda: publisher.status.fault == "No space left on device")
             stub.stop()
-            _serve_until(publisher, lambda: not publisher.status.replicas[0].is_up)
+            serve_until(publisher, lambda: not publisher.status.replicas[0].is_up)
             stub.start()
-            _serve_until(publisher, lambda: set(stub.loaded) == {name})
+            serve_until(publisher, lambda: set(stub.loaded) == {name})
             assert publisher.status.fault == "No space left on device"
 
 
@@ -298,12 +293,12 @@ def test_what_was_replaced_is_unloaded_after_a_while(make: Callable[..., Setting
         settings = make(stream("animals", per_task=150), **publishing(tmp_path, [stub], keep=1))
         with patient(settings) as daemon:
             daemon.run()
-            publisher = daemon.patient.publisher
+            publisher = daemon.publisher
             loads = [name for what, name in stub.calls if what == "load"]
             assert len(loads) > 1
             newest = published(tmp_path).adapters
-            _serve_until(publisher, lambda: tuple(stub.loaded) == newest)
-            _serve_until(publisher, lambda: len(list((tmp_path / "published" / "adapters").iterdir())) == 1)
+            serve_until(publisher, lambda: tuple(stub.loaded) == newest)
+            serve_until(publisher, lambda: len(list((tmp_path / "published" / "adapters").iterdir())) == 1)
     for name in loads[:-1]:
         assert stub.calls.index(("unload", name)) > stub.calls.index(("load", loads[loads.index(name) + 1]))
 
@@ -320,7 +315,7 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
     with opened(settings) as components:
         assert components.adapter_publisher is not None
         rows = [(row.number, row.version) for row in components.adapter_publisher.status.regimes]
-        assert rows == [(each.number, each.adapter) for each in before.regimes], (
+        assert rows == [(regime.number, regime.adapter) for regime in before.regimes], (
             "nothing is shown before the first test"
         )
         daemon_of(components).run()
@@ -344,7 +339,7 @@ def test_a_restart_loads_only_what_is_published(make: Callable[..., Settings], t
             daemon_of(components).run()
             publisher = components.adapter_publisher
             assert publisher is not None
-            _serve_until(publisher, lambda: publisher.status.replicas[0].is_up)
+            serve_until(publisher, lambda: publisher.status.replicas[0].is_up)
             assert [(row.loaded, row.wanted) for row in publisher.status.replicas] == [(1, 1)]
         assert stub.calls == [("load", name) for name in published(tmp_path).adapters]
 
@@ -355,13 +350,13 @@ def test_versions_of_steps_that_were_undone_are_withdrawn(make: Callable[..., Se
     with patient(settings) as daemon:
         daemon.run()
         assert published(tmp_path).adapters
-        publisher, store = daemon.patient.publisher, daemon.components.store
+        publisher, store = daemon.publisher, daemon.components.store
         early = store.names()[1]
         publisher.withdraw_after(int(early))
         publisher.notify(store.folder / "00000000-pruned")  # gone before its turn: a later one follows
-        daemon.patient.wait()
+        daemon.wait()
         publisher.notify(store.folder / early)
-        daemon.patient.wait()
+        daemon.wait()
         assert published(tmp_path).adapters == ()
         assert published(tmp_path).snapshot == early
 
@@ -372,17 +367,17 @@ def test_undone_versions_are_withdrawn_while_a_replica_refuses(make: Callable[..
         settings = make(stream("animals", per_task=150), **SNAPSHOTS, **publishing(tmp_path, stubs))
         with patient(settings) as daemon, capture_logs() as logs:
             daemon.run()
-            publisher, store = daemon.patient.publisher, daemon.components.store
+            publisher, store = daemon.publisher, daemon.components.store
             [undone] = published(tmp_path).adapters
             stubs[1].refusal = "max_cpu_loras reached"
             early = store.names()[-2]
             publisher.withdraw_after(int(early))
             publisher.notify(store.folder / early)
-            _serve_until(publisher, lambda: "max_cpu_loras" in (publisher.status.fault or ""))
+            serve_until(publisher, lambda: "max_cpu_loras" in (publisher.status.fault or ""))
             assert published(tmp_path).adapters == ()
             assert [(row.version, row.held_back) for row in publisher.status.regimes] == [(None, "not_loaded")]
             assert [row["version"] for row in logs if row["event"] == Event.VERSION_WITHDRAWN] == [undone]
-            _serve_until(publisher, lambda: not any(undone in stub.loaded for stub in stubs))
+            serve_until(publisher, lambda: not any(undone in stub.loaded for stub in stubs))
 
 
 @pytest.mark.parametrize("step", ["fault_of_loading", "write_routing"])
@@ -394,7 +389,7 @@ def test_a_publication_under_way_is_given_up_at_a_rollback(
         settings = make(stream("animals", per_task=110), **SNAPSHOTS, **publishing(tmp_path, [stub]))
         with patient(settings) as daemon, monkeypatch.context() as patched:
             daemon.run()
-            publisher, store = daemon.patient.publisher, daemon.components.store
+            publisher, store = daemon.publisher, daemon.components.store
             first, *_, last = store.names()
 
             def roll_back() -> None:
@@ -402,7 +397,7 @@ def test_a_publication_under_way_is_given_up_at_a_rollback(
                 publisher.notify(store.folder / first)
 
             roll_back()
-            daemon.patient.wait()
+            daemon.wait()
             targets = publisher._targets
             owner: Any = targets.replicas if step == "fault_of_loading" else targets.folder
             patched.setattr(owner, step, _once(roll_back, getattr(owner, step)))
@@ -415,8 +410,8 @@ def test_a_publication_under_way_is_given_up_at_a_rollback(
 
             patched.setattr(Publication, "write", noted)
             publisher.notify(store.folder / last)
-            _serve_until(publisher, lambda: bool(written) and written[-1].snapshot == first)
-            assert [(each.snapshot, each.adapters) for each in written] == [(first, ())]
+            serve_until(publisher, lambda: bool(written) and written[-1].snapshot == first)
+            assert [(publication.snapshot, publication.adapters) for publication in written] == [(first, ())]
 
 
 def test_a_rollback_is_remembered_until_its_versions_are_withdrawn(
@@ -455,46 +450,40 @@ def test_a_new_run_replaces_what_the_old_one_published(make: Callable[..., Setti
     assert not set(before.adapters) & set(after.adapters)
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
+def test_what_cannot_be_published_is_refused_before_anything_is_loaded(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Also a backbone with the name of what is published. The message says what was found and what to do."""
+    sections: tuple[tuple[dict[str, Any], str], ...] = (
         ({"adapter": {"preset": "cp-moe", "num_heads": 1}}, "expected a preset whose regimes are plain LoRAs"),
         ({"adapter": {"preset": "streamlearn-routed", "num_heads": 4}}, "with 2 experts per head"),
         ({"holdout": {"every_records": 0}}, "needs hold-out records"),
         ({"holdout": {"every_records": 10, "records_per_regime": 4}}, "at most holdout.records_per_regime"),
-    ],
-)
-def test_what_cannot_be_published_is_refused_before_anything_is_loaded(
-    make: Callable[..., Settings], tmp_path: Path, sections: dict[str, Any], message: str
-) -> None:
-    """The message says what was found and what to do."""
-    settings = make(stream("animals"), **{**publishing(tmp_path), **sections})
-    with pytest.raises(ConfigError, match=message):
-        Components(settings)
-    assert not (tmp_path / "published").exists()
+        (publishing(tmp_path, base_model="streamlearn-regime-3@184"), "base_model must differ .* found streamlearn-"),
+        (
+            publishing(tmp_path, vllm={"replicas": ["http://127.0.0.1:1"], "token_file": tmp_path / "k"}),
+            "k: the token cannot be",
+        ),
+    )
+    for changes, message in sections:
+        with pytest.raises(ConfigError, match=message):
+            Components(make(stream("animals"), **{**publishing(tmp_path), **changes}))
+        assert not (tmp_path / "published").exists()
 
 
-@pytest.mark.parametrize("base", ["streamlearn", "streamlearn-regime-3", "streamlearn-regime-3@184"])
-def test_a_backbone_with_the_name_of_what_is_published_is_refused(
-    make: Callable[..., Settings], tmp_path: Path, base: str
-) -> None:
-    """No publication could be written."""
-    with pytest.raises(ConfigError, match=f"base_model must differ .* found {base} beside"):
-        Components(make(stream("animals"), **publishing(tmp_path, base_model=base)))
-    assert not (tmp_path / "published").exists()
-
-
-def test_a_key_that_others_may_read_is_refused(make: Callable[..., Settings], tmp_path: Path) -> None:
-    """So is one that is not there."""
-    key = tmp_path / "key"
-    vllm = {"replicas": ["http://127.0.0.1:1"], "token_file": key}
-    settings = make(stream("animals"), **publishing(tmp_path, vllm=vllm))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Components(settings)
-    key.write_text("secret")
-    key.chmod(0o644)
-    with pytest.raises(ConfigError, match="readable by its owner only"):
-        Components(settings)
+def test_a_step_is_noted_until_it_is_removed(tmp_path: Path) -> None:
+    """A new run forgets it: its steps are others. Versions of an unknown step cannot be withdrawn."""
+    file = RollbackFile(tmp_path)
+    assert file.read() == math.inf
+    for forget in (file.remove, lambda: forget_run(tmp_path)):
+        file.write(20)
+        file.write(10)
+        assert RollbackFile(tmp_path).read() == 10
+        forget()
+        assert file.read() == math.inf
+    (tmp_path / ROLLBACK).write_text("ten")
+    with pytest.raises(PublicationError, match=ROLLBACK):
+        file.read()
 
 
 def _once(action: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
@@ -507,30 +496,3 @@ def _once(action: Callable[[], None], then: Callable[..., Any]) -> Callable[...,
         return then(*args)
 
     return call
-
-
-def _serve_until(publisher: Any, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, "not reached in time"
-        publisher.scoring.serve(idle=True)
-        time.sleep(0.005)
-
-
-def test_a_step_is_noted_until_it_is_removed(tmp_path: Path) -> None:
-    """A new run forgets it: its steps are others."""
-    file = RollbackFile(tmp_path)
-    assert file.read() == math.inf
-    for forget in (file.remove, lambda: forget_run(tmp_path)):
-        file.write(20)
-        file.write(10)
-        assert RollbackFile(tmp_path).read() == 10
-        forget()
-        assert file.read() == math.inf
-
-
-def test_a_damaged_note_is_an_error_that_names_the_path(tmp_path: Path) -> None:
-    """Versions of an unknown step cannot be withdrawn."""
-    (tmp_path / ROLLBACK).write_text("ten")
-    with pytest.raises(PublicationError, match=ROLLBACK):
-        RollbackFile(tmp_path).read()

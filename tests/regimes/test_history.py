@@ -16,10 +16,10 @@ from tests.regimes.shifting_streams import stream
 
 def lines() -> list[bytes]:
     """Two tasks, the first of which returns, and two dead letters."""
-    found = stream("animals", "sums", "animals", per_task=60)
-    found[130:130] = [RUBBISH]
-    found[20:20] = [RUBBISH]
-    return found
+    result = stream("animals", "sums", "animals", per_task=60)
+    result[130:130] = [RUBBISH]
+    result[20:20] = [RUBBISH]
+    return result
 
 
 def finished(settings: Settings) -> Daemon:

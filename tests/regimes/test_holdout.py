@@ -145,10 +145,10 @@ def test_a_record_without_a_finite_loss_is_left_out(make_learner: MakeLearner, m
     """Without any other there is no score, it is not tried again before an update, and a snapshot can be written."""
     learner = make_learner()
     scores, good, bad = Scores(learner), ExampleScore(6.0, 1, 3), ExampleScore(math.nan, 0, 5)
-    found = [good, bad]
-    monkeypatch.setattr(forgetting_module, "run_to_end", lambda work: found)
+    result = [good, bad]
+    monkeypatch.setattr(forgetting_module, "run_to_end", lambda work: result)
     assert scores.measure(0, random_examples([6, 9])) == Scoring(0, 2.0, 1 / 3)
-    found = [bad]
+    result = [bad]
     learner.step(random_examples([8]))
     scores.histories[0].end()
     assert scores.measure(0, random_examples([9]), at_end=True) is None

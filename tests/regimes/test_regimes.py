@@ -62,9 +62,9 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
     def measured(
         learner: Any, examples: Sequence[Example], known: Sequence[int], averaged: tuple[int, ...], *, pack_tokens: int
     ) -> HeadStart:
-        found = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
-        assert set(found.losses) == set(known) == set(averaged)
-        return replace(found, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
+        result = measure_head_start(learner, examples, known, averaged, pack_tokens=pack_tokens)
+        assert set(result.losses) == set(known) == set(averaged)
+        return replace(result, losses={slot: 0.1 + abs(slot - 1) for slot in known}, backbone_loss=5.0)
 
     monkeypatch.setattr(Learner, "add_regime", opened_with)
     monkeypatch.setattr(regimes, "measure_head_start", measured)
@@ -105,8 +105,8 @@ class Asking(Silent):
         adaptation = self._components.adaptation
         self._inputs = self._inputs or [input_of(batch.examples[0])]
         for number in adaptation.numbers.values():
-            [found] = adaptation.route(self._inputs, number)
-            assert found.route.regime == number
+            [result] = adaptation.route(self._inputs, number)
+            assert result.route.regime == number
         self.routed += [(adaptation.can_drop, each) for each in adaptation.route(self._inputs)]
 
 
@@ -116,11 +116,11 @@ def test_requests_are_answered_while_a_regime_is_entered(make: Callable[..., Set
     with opened(settings) as components:
         asking = Asking(components)
         daemon_of(components, asking).run()
-    replaced = [found for settled, found in asking.routed if not settled and found.route.regime in (None, 3)]
+    replaced = [result for settled, result in asking.routed if not settled and result.route.regime in (None, 3)]
     assert replaced
-    assert not any(found.route.known for found in replaced)
-    assert {found.route.answered_by for found in replaced} <= {"backbone", "mean"}
-    assert [found.route.regime for settled, found in asking.routed[:20] if settled] == [1] * 20
+    assert not any(result.route.known for result in replaced)
+    assert {result.route.answered_by for result in replaced} <= {"backbone", "mean"}
+    assert [result.route.regime for settled, result in asking.routed[:20] if settled] == [1] * 20
 
 
 def test_a_held_out_record_without_a_finite_loss_stops_no_snapshot(
@@ -158,33 +158,33 @@ def test_the_status_shows_both_regimes_and_their_shift(make: Callable[..., Setti
         daemon.score_all()
         status = daemon.board.read()
         last_step = components.learner.number
-    found = status.adaptation
-    assert [(r.number, r.current, r.visits) for r in found.regimes] == [(1, False, 1), (2, True, 1)]
-    assert [r.records for r in found.regimes] == [PER_TASK, PER_TASK]
-    assert [(r.first_record, r.last_record) for r in found.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
-    assert [r.holdout_records for r in found.regimes] == [PER_TASK // 20] * 2
+    result = status.adaptation
+    assert [(r.number, r.current, r.visits) for r in result.regimes] == [(1, False, 1), (2, True, 1)]
+    assert [r.records for r in result.regimes] == [PER_TASK, PER_TASK]
+    assert [(r.first_record, r.last_record) for r in result.regimes] == [(1, PER_TASK), (PER_TASK + 1, 2 * PER_TASK)]
+    assert [r.holdout_records for r in result.regimes] == [PER_TASK // 20] * 2
     assert status.records_held_out == 2 * (PER_TASK // 20)
     assert status.records_trained == 2 * (PER_TASK - PER_TASK // 20)
-    first, second = found.regimes
+    first, second = result.regimes
     assert first.end_accuracy is not None
     assert second.end_accuracy is None
     assert first.now is not None
     assert second.now is not None
-    assert found.shifts[-1].step <= first.now.step <= second.now.step == last_step
+    assert result.shifts[-1].step <= first.now.step <= second.now.step == last_step
     assert first.best_accuracy == max(first.end_accuracy, first.now.accuracy)
     assert second.best_accuracy is None
-    assert found.average_forgetting == first.best_accuracy - first.now.accuracy
-    assert found.average_forgetting >= 0
-    assert found.backward_transfer == first.now.accuracy - first.end_accuracy
-    assert found.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
-    first_regime, probed = found.shifts
+    assert result.average_forgetting == first.best_accuracy - first.now.accuracy
+    assert result.average_forgetting >= 0
+    assert result.backward_transfer == first.now.accuracy - first.end_accuracy
+    assert result.num_shifts == {"inputs": 1}  # the first regime is entered without a shift
+    first_regime, probed = result.shifts
     assert (first_regime.previous, first_regime.probe_tokens, first_regime.mean_similarity) == (None, 0, None)
     assert (probed.kind, probed.regime, probed.known, probed.previous) == ("inputs", 2, False, 1)
     assert probed.onset == PER_TASK + 1
     assert probed.probe_tokens >= 300
     assert probed.mean_similarity is None  # there is nothing to compare a transient expert with
-    assert found.probe_seconds == probed.probe_seconds > 0
-    assert found.holdout_seconds > 0
+    assert result.probe_seconds == probed.probe_seconds > 0
+    assert result.holdout_seconds > 0
 
 
 def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -> None:
@@ -222,12 +222,12 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         daemon = daemon_of(components, collector)
         daemon.run()
         daemon.score_all()
-        found = daemon.board.read().adaptation
+        result = daemon.board.read().adaptation
     assert [entry.shift.kind for entry in collector.entries] == ["inputs", "answers"]
-    assert found.num_shifts == {"inputs": 0, "answers": 1}
-    shift = found.shifts[-1]
+    assert result.num_shifts == {"inputs": 0, "answers": 1}
+    shift = result.shifts[-1]
     assert (shift.kind, shift.regime, shift.previous, shift.known) == ("answers", 1, 1, True)
-    (regime,) = found.regimes
+    (regime,) = result.regimes
     assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
     assert 0 < regime.holdout_records < 2 * PER_TASK // 20
     assert regime.history

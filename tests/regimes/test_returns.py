@@ -52,17 +52,6 @@ def test_the_inputs_decide_where_returns_are_not_checked(make: Callable[..., Set
     assert (last.shift.regime, last.shift.known, last.refused_return) == (1, True, None)
 
 
-def test_a_true_return_is_not_refused(make: Callable[..., Settings]) -> None:
-    """Its adapter answers its records as it did before it left."""
-    _, components = run(make(stream("animals", "sums", "animals", "sums")))
-    assert [(each.shift.regime, each.shift.known) for each in components.adaptation.state.reports] == [
-        (1, False),
-        (2, False),
-        (1, True),
-        (2, True),
-    ]
-
-
 @pytest.mark.parametrize(
     "steps", variants({"before": 0, "right after": 1, "after its declaration": 3}, short=["right after"])
 )

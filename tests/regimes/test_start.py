@@ -37,14 +37,14 @@ def mean_loss(learner: Learner, slot: Slot) -> float:
 
 def test_the_regime_that_knows_the_records_is_the_start(learner: Learner) -> None:
     """Losses are means over the learned tokens; an adapter without training has the backbone's."""
-    found = measure_head_start(learner, RECORDS, [0, 1, 2], (0, 1), pack_tokens=16)
-    assert found.losses == pytest.approx({slot: mean_loss(learner, slot) for slot in (0, 1, 2)}, rel=1e-4)
-    assert found.backbone_loss == pytest.approx(mean_loss(learner, NO_REGIME), rel=1e-4)
-    assert found.mean_loss == pytest.approx(mean_loss(learner, (0, 1)), rel=1e-4)
-    assert found.mean_loss != pytest.approx(found.backbone_loss, rel=1e-3)
-    assert found.losses[2] == pytest.approx(found.backbone_loss, rel=1e-5)
-    assert found.losses[1] < found.backbone_loss
-    assert (found.slot, found.tokens) == (1, 35)
+    result = measure_head_start(learner, RECORDS, [0, 1, 2], (0, 1), pack_tokens=16)
+    assert result.losses == pytest.approx({slot: mean_loss(learner, slot) for slot in (0, 1, 2)}, rel=1e-4)
+    assert result.backbone_loss == pytest.approx(mean_loss(learner, NO_REGIME), rel=1e-4)
+    assert result.mean_loss == pytest.approx(mean_loss(learner, (0, 1)), rel=1e-4)
+    assert result.mean_loss != pytest.approx(result.backbone_loss, rel=1e-3)
+    assert result.losses[2] == pytest.approx(result.backbone_loss, rel=1e-5)
+    assert result.losses[1] < result.backbone_loss
+    assert (result.slot, result.tokens) == (1, 35)
 
 
 @pytest.mark.parametrize(

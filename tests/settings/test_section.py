@@ -82,11 +82,11 @@ ROWS = {
 
 
 def keys(model: Any, prefix: str = "") -> list[str]:
-    found = list[str]()
+    result = list[str]()
     for name, field in model.model_fields.items():
         inner = section_type(field.annotation)
-        found += [prefix + name] if inner is None else keys(inner, f"{prefix}{name}.")
-    return found
+        result += [prefix + name] if inner is None else keys(inner, f"{prefix}{name}.")
+    return result
 
 
 def test_every_key_has_a_row() -> None:

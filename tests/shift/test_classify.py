@@ -67,8 +67,8 @@ def test_records_of_a_known_regime_are_known() -> None:
     """Although they were counted in the segment's regime."""
     regimes = memory_of((0, 100), (1, 100), max_regimes=4)
     records = recent(features_of(1, 12, seed=9), 0, start=201, regimes=regimes)
-    found = classify(regimes, records)
-    assert (found.slot, found.known, found.records) == (1, True, records)
+    result = classify(regimes, records)
+    assert (result.slot, result.known, result.records) == (1, True, records)
 
 
 def test_records_of_no_known_regime_are_new() -> None:
@@ -76,9 +76,9 @@ def test_records_of_no_known_regime_are_new() -> None:
     regimes = memory_of((0, 100), (1, 100), max_regimes=4)
     before = recent(features_of(0, 12, seed=8), 0, start=201, regimes=regimes)
     records = recent(features_of(2, 12, seed=9), 0, start=213, regimes=regimes)
-    found = classify(regimes, records, before=before)
-    assert not found.known
-    assert found.records == records
+    result = classify(regimes, records, before=before)
+    assert not result.known
+    assert result.records == records
 
 
 @pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])
@@ -96,8 +96,8 @@ def test_records_that_are_not_distinct_from_the_segments_are_its_own(
         return statistic
 
     monkeypatch.setattr(rules, "distinctness", measured)
-    found = classify(regimes, records, before=before)
-    assert (found.slot == 0 and found.known) == known
+    result = classify(regimes, records, before=before)
+    assert (result.slot == 0 and result.known) == known
     assert compared[-1] == len(regimes[0].exemplars) + len(before)
 
 
@@ -118,8 +118,8 @@ def test_records_of_one_instruction_are_new_if_clearly_distinct_or_many(
     records = recent(features_of(2, number, seed=9), 0, start=201, regimes=regimes)
     monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
     monkeypatch.setattr(rules, "begin_alike", lambda _: alike)
-    found = classify(regimes, records)
-    assert (found.slot == 0 and found.known) == known
+    result = classify(regimes, records)
+    assert (result.slot == 0 and result.known) == known
 
 
 @pytest.mark.parametrize(("statistic", "known"), [(DISTINCT - 0.1, True), (DISTINCT + 0.1, False)])

@@ -82,11 +82,6 @@ def test_a_false_alarm_suspends_the_tests() -> None:
     assert ordinals_tested(ShiftSettings()) == list(range(ShiftSettings().min_dwell_records, 121, COOLDOWN))
 
 
-def test_a_young_segment_is_not_tested() -> None:
-    """Before `min_dwell_records`, and never if shifts are disabled."""
-    assert ordinals_tested(ShiftSettings(min_dwell_records=1000)) == ordinals_tested(ShiftSettings(enabled=False)) == []
-
-
 def test_records_that_leave_the_window_are_committed() -> None:
     """The window keeps the newest; every other record is in the regime's reference and in the statistics before it."""
     regimes = memory_of((0, 0), max_regimes=2)

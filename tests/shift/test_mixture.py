@@ -20,10 +20,10 @@ def records(tasks: list[int]) -> list[Buckets]:
 def test_two_tasks_are_divided(number: int) -> None:
     """Every record into the part of its task; the smaller part is marked."""
     tasks = [int(i % 5 < 2) for i in range(number)]
-    found = separate(records(tasks))
-    assert found is not None
-    assert found.statistic > 1.0
-    assert list(found.is_smaller) == [bool(task) for task in tasks]
+    result = separate(records(tasks))
+    assert result is not None
+    assert result.statistic > 1.0
+    assert list(result.is_smaller) == [bool(task) for task in tasks]
 
 
 def test_records_of_two_tasks_are_distinct_and_those_of_one_are_not() -> None:
@@ -76,9 +76,9 @@ def test_common_tokens_divide_long_and_varied_records() -> None:
         texts = [200 + rng.integers(0, 3000, size=200) for _ in range(64)]
         return [np.append(starts[i % 2], text).astype(np.uint16) for i, text in enumerate(texts)]
 
-    found = separate(instructed(20))
-    assert found is not None
-    assert list(found.is_smaller) == [False, True] * 32
+    result = separate(instructed(20))
+    assert result is not None
+    assert list(result.is_smaller) == [False, True] * 32
     assert separate(instructed(3)) is None
 
 

@@ -71,9 +71,9 @@ def test_records_of_known_regimes_are_explained() -> None:
         regimes = memory_of((0, 120), (1, 120), (2, 120), max_regimes=4, seed=seed)
         classifier = RequestClassifier(regimes)
         for task in range(3):
-            found = [classifier.assign(each) for each in features_of(task, 100, seed=77 + seed)]
-            assert np.mean([each.slot == task for each in found]) > 0.97
-            rejected += [each.p_value < LEVEL for each in found]
+            result = [classifier.assign(each) for each in features_of(task, 100, seed=77 + seed)]
+            assert np.mean([each.slot == task for each in result]) > 0.97
+            rejected += [each.p_value < LEVEL for each in result]
     assert np.mean(rejected) < 2 * LEVEL
 
 

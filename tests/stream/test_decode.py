@@ -243,20 +243,6 @@ def test_bos_is_added_where_the_tokenizer_adds_it() -> None:
     assert bos not in DECODER.decode(record({"text": "the fox"})).input_ids
 
 
-def test_overlong_prompts_lose_their_beginning() -> None:
-    """The completion stays complete; bos stays if there is one."""
-    value = {"prompt": "hello world, " * 30 + "the quick", "completion": " brown fox"}
-    whole = DECODER.decode(record(value))
-    cut = decoder(max_tokens=20).decode(record(value))
-    assert cut.input_ids.tolist() == whole.input_ids[-20:].tolist()
-    assert learned(cut) == learned(whole)
-    tokenizer = make_tokenizer(template=LLAMA, bos="<|extra_0|>")
-    for form in (value, chat("hello world, " * 30, "brown fox")):
-        whole, cut = (decoder(tokenizer, max_tokens=limit).decode(record(form)) for limit in (1000, 20))
-        assert cut.input_ids.tolist() == [tokenizer.bos_token_id, *whole.input_ids[-19:].tolist()]
-        assert learned(cut) == learned(whole)
-
-
 @pytest.mark.parametrize("bos", [None, "<|extra_0|>"])
 def test_overlong_completions_keep_their_beginning(bos: str | None) -> None:
     """One token stays before a completion that is itself too long, and its end is not learned."""
@@ -267,17 +253,6 @@ def test_overlong_completions_keep_their_beginning(bos: str | None) -> None:
     at = whole.prompt_length
     assert cut.labels[1:].tolist() == whole.labels[at : at + 11].tolist()
     assert cut.input_ids[0] == (tokenizer.bos_token_id if bos else whole.input_ids[at - 1])
-
-
-def test_overlong_messages_keep_the_last_answer() -> None:
-    """Early turns are cut first; if the cut falls into an answer, the answer's first token is not learned."""
-    cut = decoder(max_tokens=30).decode(record(chat("hello " * 30, "the fox " * 10, "test", "the dog")))
-    assert len(cut) == 30
-    assert cut.labels[0] == IGNORED
-    assert learned(cut).endswith("the dog<|im_end|>\n")
-    long = decoder(max_tokens=30).decode(record(chat("hello", "the dog", "test", "the fox " * 40)))
-    assert long.prompt_length == 1
-    assert learned(long).startswith("the fox the fox")
 
 
 def test_overlong_text_and_ids_lose_their_end() -> None:

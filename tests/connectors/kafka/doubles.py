@@ -170,6 +170,9 @@ class FakeConsumer:
         numbers = {name: tuple(each.partition for each in sorted(self.logs) if each.topic == name) for name in names}
         return {name: Topic(name, f"id of {name}", partitions) for name, partitions in numbers.items()}
 
+    def source_topics(self, **_: Any) -> dict[str, Topic]:
+        return self.topics(sorted({origin.topic for origin in self.logs}))
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -1,7 +1,13 @@
-"""A real broker configured as in production: TLS with its own CA, SCRAM, client certificates, and ACLs."""
+"""Real brokers configured as in production: TLS with its own CA, SCRAM, client certificates and ACLs; OAuth tokens."""
 
+import base64
+import http.server
+import json
 import shutil
 import subprocess
+import threading
+import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +131,79 @@ class SecuredBroker(Broker):
     def _users(self) -> list[str]:
         named = f"[name={USER},password={PASSWORD}]"
         return ["--add-scram", f"SCRAM-SHA-256={named}", "--add-scram", f"SCRAM-SHA-512={named}"]
+
+
+class OAuthBroker(Broker):
+    """A broker that requires a token on `SASL_PLAINTEXT`; it accepts unsigned ones and ends sessions with them."""
+
+    def by_token(self, *topics: str, **overrides: Any) -> KafkaSettings:
+        values = {
+            "bootstrap_servers": self._addresses["SASL_PLAINTEXT"],
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            **overrides,
+        }
+        return self.settings(*topics, **values)
+
+    def _properties(self) -> dict[str, str]:
+        properties = super()._properties()
+        del properties["listener.name.sasl_plaintext.plain.sasl.jaas.config"]
+        module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+        return {
+            **properties,
+            "sasl.enabled.mechanisms": "OAUTHBEARER",
+            "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": (
+                f'{module} required unsecuredLoginStringClaim_sub="broker";'
+            ),
+            "listener.name.sasl_plaintext.oauthbearer.connections.max.reauth.ms": "3600000",
+        }
+
+
+CLIENT, SECRET = "streamlearn", "s3cret/with:signs"
+
+
+class TokenEndpoint(http.server.ThreadingHTTPServer):
+    """An OAuth token endpoint on this machine that gives unsigned tokens of `lifetime_s` to one client."""
+
+    daemon_threads = True
+
+    def __init__(self, lifetime_s: float) -> None:
+        super().__init__(("127.0.0.1", 0), _TokenRequest)
+        self.lifetime_s = lifetime_s
+        self.url = f"http://127.0.0.1:{self.server_port}/token"
+        self.requests: list[dict[str, list[str]]] = []
+        """The form of each request that was granted."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def grant(self, form: dict[str, list[str]]) -> dict[str, object]:
+        self.requests.append(form)
+        return {"access_token": unsigned_token(self.lifetime_s), "token_type": "Bearer", "expires_in": self.lifetime_s}
+
+
+class _TokenRequest(http.server.BaseHTTPRequestHandler):
+    server: TokenEndpoint
+
+    def do_POST(self) -> None:
+        form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
+        expected = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+        granted = self.headers["authorization"] == expected and form["grant_type"] == ["client_credentials"]
+        body = (
+            self.server.grant(form) if granted else {"error": "invalid_client", "error_description": "no such secret"}
+        )
+        self.send_response(200 if granted else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+def unsigned_token(lifetime_s: float) -> str:
+    """A JSON Web Token without a signature, which Kafka's `OAuthBearerUnsecuredValidatorCallbackHandler` accepts."""
+    now = time.time()
+    parts = ({"alg": "none"}, {"sub": USER, "iat": now, "exp": now + lifetime_s})
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
+    return ".".join([*encoded, ""])
 
 
 def _openssl(*arguments: str | Path) -> None:

@@ -1,16 +1,25 @@
 """Against a broker configured as in production: what is accepted, what is refused, and with which message."""
 
+import importlib
+import json
+import os
 import ssl
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from kafka.net.sasl import get_sasl_mechanism
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from connectors.kafka.clients import explain_failures, secure_options
+from connectors.kafka.clients import explain_failures
 from connectors.kafka.dead_letters import KafkaDeadLetters
 from connectors.kafka.feed import feed
+from connectors.kafka.security import secure_options
 from connectors.kafka.source import KafkaSource
 from connectors.rows import FeedRecord, Place
 from streamlearn.errors import CredentialsError, DeadLetterError, Reason, SourceError
@@ -266,3 +275,70 @@ LOST = "KafkaConnectionError: socket disconnected"
 def test_the_most_specific_failure_is_reported(failures: list[str], message: str) -> None:
     """A connection closed without a reason is less specific than any other failure."""
     assert explain_failures(failures).startswith(message)
+
+
+MSK_HOST = "b-1.cluster.kafka.eu-central-1.amazonaws.com"
+MSK = {"security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM", "bootstrap_servers": f"{MSK_HOST}:9098"}
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """An environment without AWS credentials; the package botocore."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return pytest.importorskip("botocore", reason="no botocore: its python-dateutil is older than that of the tests")
+
+
+def test_aws_credentials_and_region_are_required(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment's usual places; each is named before a connection is made."""
+    with pytest.raises(CredentialsError, match=r"AWS_MSK_IAM needs AWS credentials, found none: set AWS_ACCESS_KEY_ID"):
+        secure_options(settings(**MSK))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(CredentialsError, match=r"AWS_MSK_IAM needs the region .* set AWS_DEFAULT_REGION"):
+        secure_options(settings(**MSK))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    assert secure_options(settings(**MSK))["sasl_mechanism"] == "AWS_MSK_IAM"
+
+
+def test_a_connection_to_msk_is_signed_as_aws_documents(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message of aws-msk-iam-auth, with the signature that botocore computes. It was never tried on AWS."""
+    for name, value in {
+        "ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "SECRET_ACCESS_KEY": "se/cret",
+        "SESSION_TOKEN": "to+ken",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    options = secure_options(settings(**MSK))
+    message = json.loads(get_sasl_mechanism(options["sasl_mechanism"])(host=MSK_HOST, **options).auth_bytes())
+    at = datetime.strptime(message["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: at.replace(tzinfo=None))
+    session = importlib.import_module("botocore.session").Session()
+    auth = importlib.import_module("botocore.auth").SigV4QueryAuth(
+        session.get_credentials(), "kafka-cluster", "eu-central-1", expires=900
+    )
+    request = importlib.import_module("botocore.awsrequest").AWSRequest(
+        "GET", f"https://{MSK_HOST}/?Action=kafka-cluster%3AConnect"
+    )
+    auth.add_auth(request)
+    signed = dict(parse_qsl(urlsplit(request.url).query))
+    assert message["x-amz-signature"] == signed["X-Amz-Signature"]
+    assert {key for key in message if not key.startswith("x-amz")} == {"version", "host", "user-agent", "action"}
+    assert (message["version"], message["action"]) == ("2020_10_22", "kafka-cluster:Connect")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        ("AWS_MSK_IAM", r"needs the package botocore\.session, .*pip install 'streamlearn\[msk\]'"),
+        ("GSSAPI", r"needs the package gssapi, .*pip install 'streamlearn\[kerberos\]'"),
+    ],
+)
+def test_a_missing_package_is_named(mechanism: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("botocore.session", "gssapi"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(CredentialsError, match=message):
+        secure_options(settings(**{**MSK, "sasl_mechanism": mechanism}))

@@ -87,6 +87,46 @@ def test_a_partition_created_later_is_read_from_its_first_record(broker: Broker,
     assert events(logs) == [Event.PARTITIONS_CHANGED]
 
 
+def test_topics_that_match_a_pattern_are_read_from_their_first_record(broker: Broker, opened: Opener) -> None:
+    """Those created later too, while reading and between two runs, although reading starts at the end of topics.
+
+    Deleting one stops nothing.
+    """
+    name = broker.new_topic()
+    pattern = {"topics_pattern": rf"{name}-[a-z]+", "offset_start": "latest"}
+    source = opened(**pattern)
+    assert source.poll(max_records=1, timeout_s=0.1) == []
+    for topic in (f"{name}-a", f"x{name}-a", f"{name}-9"):
+        broker.create_topic(topic)
+        broker.produce(topic, numbered(0, 3))
+    records = read(source, 3)
+    broker.create_topic(f"{name}-b")
+    broker.produce(f"{name}-b", numbered(3, 6))
+    records += read(source, 3)
+    assert [(record.origin.topic, record.offset) for record in records] == [
+        (f"{name}-{letter}", offset) for letter in "ab" for offset in range(3)
+    ]
+    position, identity = after(Position(), records), source.identity
+    source.close()
+    broker.delete_topic(f"{name}-a")
+    broker.create_topic(f"{name}-c")
+    broker.produce(f"{name}-c", numbered(6, 9))
+    again = KafkaSource(broker.settings(**QUICK, **pattern))
+    assert dict(again.seek(position, identity)) == {
+        TopicPartition(f"{name}-b", 0): 3,
+        TopicPartition(f"{name}-c", 0): 0,
+    }
+    assert values(read(again, 3)) == numbered(6, 9)
+    broker.delete_topic(f"{name}-c")
+    poll_for(again, 1.0)
+    broker.produce(f"{name}-b", numbered(9, 10))
+    assert values(read(again, 1)) == numbered(9, 10)
+    with capture_logs() as logs:
+        again.commit(after(position, records), "note")
+    assert events(logs) == [Event.OFFSETS_COMMITTED]
+    again.close()
+
+
 def test_retention_that_overtakes_a_reader_is_a_gap(broker: Broker, opened: Opener) -> None:
     """The same while reading: poll raises with the exact offsets."""
     topic = broker.new_topic()

@@ -30,15 +30,13 @@ from tests.fleet.exact.learned_run import LearnedRun, learned
 from tests.fleet.exact.logits import compare
 from tests.fleet.exact.stock_environment import make_environment
 from tests.fleet.processes import Servers
-from tests.fleet.task_records import TaskRecords
+from tests.fleet.task_records import TASKS, read_records
 
 
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="builtin:nano", help="its folder, or builtin:nano")
-    parser.add_argument("--data", type=Path, help="folder of SuperNI's files; default: ../shared's, or the sample")
-    parser.add_argument("--tasks", nargs="+", default=(), help="tasks of that folder")
     parser.add_argument("--records", type=int, default=60, help="records of each task that are learned")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--max-chars", type=int, default=1200, help="of a prompt")
@@ -58,13 +56,9 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    records = TaskRecords.found(given.data, given.tasks)
-    train = {task: records.read(task, "train", max_chars=given.max_chars) for task in records.tasks}
-    stream = [row for task in records.tasks for row in train[task][: given.records]]
-    unseen = [
-        [*records.read(task, "test", max_chars=given.max_chars), *train[task][given.records :]]
-        for task in records.tasks
-    ]
+    train = {task: read_records(task, "train", max_chars=given.max_chars) for task in TASKS}
+    stream = [row for task in TASKS for row in train[task][: given.records]]
+    unseen = [[*read_records(task, "test", max_chars=given.max_chars), *train[task][given.records :]] for task in TASKS]
     prompts = [row["prompt"] for rows in zip_longest(*unseen) for row in rows if row is not None][: given.prompts]
     assert len(prompts) == given.prompts, f"expected {given.prompts} prompts, found {len(prompts)}"
     python = make_environment(folder / "stock")
@@ -72,7 +66,7 @@ def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         _say(f"learned {run.regimes}")
         backbone = _folder_of(given.backbone)
         figures = {
-            "tasks": records.tasks,
+            "tasks": TASKS,
             "records": given.records,
             "prompts": given.prompts,
             "regimes": len(run.regimes),
@@ -89,9 +83,9 @@ def _logits(
     some = prompts[:few]
 
     def figures(texts: Sequence[str], **options: Any) -> dict[str, Any]:
-        found = compare(run, python, backbone, texts, folder=folder, **options)
-        _say(f"{options}: {found}")
-        return found
+        differences = compare(run, python, backbone, texts, folder=folder, **options)
+        _say(f"{options}: {differences}")
+        return differences
 
     return {
         "float32": figures(prompts, dtype="float32", with_backbone=False),

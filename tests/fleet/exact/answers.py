@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from tests.docs.place import free_port, started
 from tests.fleet.exact.learned_run import LearnedRun
 from tests.fleet.exact.stock_environment import stock_process
-from tests.fleet.processes import BASE_MODEL, VLLM_ENVIRONMENT, Servers
+from tests.fleet.processes import BASE_MODEL, VLLM_ENVIRONMENT, Servers, is_up
 
 TOKENS = 16
 START_S = 900.0  # vLLM on a busy CPU
@@ -99,15 +99,8 @@ def _vllm(servers: Servers, run: LearnedRun, log: Path) -> Iterator[str]:
     command = [*servers.command(str(port)), "--lora-modules", *modules]
     with started(command, {**os.environ, **VLLM_ENVIRONMENT}, log) as process:
         deadline = time.monotonic() + START_S
-        while not _answers(f"{url}/v1/models"):
+        while not is_up(f"{url}/v1/models"):
             assert process.poll() is None, f"vLLM ended: see {log}"
             assert time.monotonic() < deadline, f"vLLM does not answer: see {log}"
             time.sleep(1.0)
         yield url
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx2.get(url, timeout=5.0).status_code == httpx2.codes.OK
-    except httpx2.TransportError:
-        return False

@@ -10,15 +10,22 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file as load_torch
 from transformers import AutoConfig
 
-from tests.llama_gguf import describe
-
 
 def write_base(backbone: Path, file: Path) -> None:
     """Write the model's weights and its vocabulary; texts are encoded and decoded elsewhere."""
     config = AutoConfig.from_pretrained(backbone)
     assert config.model_type == "llama", f"expected a backbone of type llama, found {config.model_type}"
     writer = gguf.GGUFWriter(file, "llama")
-    describe(writer, config)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _vocabulary(writer, backbone, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -93,7 +93,7 @@ def test_a_failure_in_the_middle_is_an_event(daemon: Daemon, running: list[Ticke
 
 
 def test_a_client_that_leaves_cancels_its_running_job(daemon: Daemon, running: list[Ticket]) -> None:
-    """With a piece on its way or not."""
+    """With a piece on its way or not; a queued one is withdrawn."""
     for pieces in ([], ["one"]):
         with post(daemon) as client:
             wait_until(lambda: running)
@@ -103,10 +103,6 @@ def test_a_client_that_leaves_cancels_its_running_job(daemon: Daemon, running: l
             assert not running[0].cancelled
         wait_until(lambda: running[0].cancelled)
         running.clear()
-
-
-def test_a_client_that_leaves_withdraws_its_queued_job(daemon: Daemon) -> None:
-    """Before anything is streamed."""
     daemon.loop.paused.set()
     with post(daemon):
         wait_until(lambda: len(daemon.jobs) == 1)
@@ -140,14 +136,10 @@ def test_a_slow_reader_does_not_hold_up_the_writer(daemon: Daemon, running: list
     with post(daemon, receive_buffer=4096) as client:
         wait_until(lambda: running)
         stream = stream_of(running[0])
-        slowest = max(timed(lambda: stream.write(PIECE)) for _ in range(60))
-        assert slowest < 0.5  # seconds; a blocked writer would wait until the client reads
+        began = time.monotonic()
+        for _ in range(60):
+            stream.write(PIECE)
+        assert time.monotonic() - began < 5.0  # a blocked writer would wait until the client reads
         finish(running[0])
         found = read_until(client, b"data: [DONE]\n\n")
     assert found.count(PIECE[:10].encode()) == 60 * len(PIECE) // 10
-
-
-def timed(call: Callable[[], None]) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
