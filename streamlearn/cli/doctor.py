@@ -29,10 +29,10 @@ from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
 from streamlearn.adapters.presets import activated_parameters, adapter_bytes
 from streamlearn.adapters.presets import check as check_adapter
-from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
+from streamlearn.backbone.load import Outline, choose, device_of, load_preprocessing, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState
-from streamlearn.daemon.model import Model, adapter_of, adapter_shape
+from streamlearn.daemon.model import Model, adapter_of, adapter_shape, decoder_of
 from streamlearn.errors import (
     ConfigError,
     DeadLetterError,
@@ -418,6 +418,7 @@ def check_backbone(settings: Settings) -> str:
     shape = None if locate(settings.backbone) is None else outline(settings.backbone)
     if shape is not None:
         check_adapter(config, shape.linears, shape.tower_linears)
+        decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:

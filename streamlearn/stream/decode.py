@@ -125,6 +125,10 @@ class Decoder:
     def stop(self) -> frozenset[int]:
         return self._encoder.stop
 
+    def check_template(self) -> None:
+        """See `Encoder.check_template`."""
+        self._encoder.check_template()
+
     def text(self, ids: Sequence[int]) -> str:
         return self._encoder.to_text(ids)
 
