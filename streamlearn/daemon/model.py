@@ -113,8 +113,7 @@ def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decode
         ConfigError: conversations cannot be learned with the backbone's chat template.
     """
     types = settings.learner.sample_types if objective(settings).localized_balance else ()
-<<<<<<< HEAD
-    return Decoder(
+    decoder = Decoder(
         backbone.tokenizer,
         settings.stream,
         backbone.vocab_size,
@@ -123,13 +122,8 @@ def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decode
         backbone.template,
         settings.records,
     )
-=======
-    decoder = Decoder(
-        backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
-    )
     decoder.check_template()
     return decoder
->>>>>>> main
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:
