@@ -12,12 +12,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from streamlearn.board import Board, Clock
 from streamlearn.gateway.upstreams import GatewayMetrics
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.metrics import registry
 from streamlearn.settings.section import section_type
 from streamlearn.settings.settings import Settings
-from streamlearn.status import Board, Clock, Phase, PublicationStatus, Status, TrackerStatus
+from streamlearn.status import Phase, PublicationStatus, Status, TrackerStatus
 
 BEGIN, END = "<!-- reference -->\n", "<!-- /reference -->"
 _SUFFIXES = {"counter": "_total", "info": "_info"}

@@ -17,13 +17,12 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from streamlearn.board import Board, Clock
 from streamlearn.jobs.queue import ApiModel
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
     AdaptationStatus,
-    Board,
-    Clock,
     DeadLetterRow,
     FallbackStatus,
     ForgettingMeans,
