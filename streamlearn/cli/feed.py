@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamlearn.cli.options import err, out
-from streamlearn.errors import ConfigError, SourceError, UsageError
+from streamlearn.errors import ConfigError, RecordError, SourceError, UsageError
 from streamlearn.stream.record import Record
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class RecordCheck:
 
         settings = Settings.model_validate({"source": {"jsonl": {"path": "-"}}}) if config is None else load(config)
         self._scope = f"checked as a daemon with {config} reads them"
-        self._num_truncated = self._num_cut = 0
+        self._num_truncated = self._num_cut = self._num_ignored = 0
         missing = "no --config names a daemon's" if config is None else ""
         try:
             if not missing and locate(settings.backbone) is None:
@@ -225,18 +225,24 @@ class RecordCheck:
 
     def __call__(self, value: bytes) -> None:
         """Raise RecordError if the record would become a dead letter."""
-        truncation = self._decoder.decode(Record(self._origin, 0, value)).truncation
+        try:
+            truncation = self._decoder.decode(Record(self._origin, 0, value)).truncation
+        except RecordError as error:
+            if error.reason not in self._decoder.mapping.ignored:
+                raise
+            self._num_ignored += 1
+            return
         if truncation is not None:
             self._num_truncated += 1
             self._num_cut += truncation.num_cut
 
     @property
     def scope(self) -> str:
-        """How records were checked, and how many would be truncated."""
-        if not self._num_truncated:
-            return self._scope
+        """How records were checked, and how many would be truncated, or ignored as `records` says."""
         cut = f"{self._num_truncated} would be cut to stream.max_tokens and lose {self._num_cut} tokens"
-        return f"{self._scope}; {cut}"
+        ignored = f"{self._num_ignored} would be ignored, such as deletions"
+        counts = [*([cut] if self._num_truncated else []), *([ignored] if self._num_ignored else [])]
+        return "; ".join([self._scope, *counts])
 
 
 _LIMITS_IN_TOKENS = ("max_tokens", "batch_tokens")
