@@ -17,7 +17,7 @@ from streamlearn.cli.feed import Pacer, Portion, RecordCheck, check_all, cluster
 from streamlearn.cli.main import app
 from streamlearn.errors import SourceError, UsageError
 from tests.connectors.kafka.doubles import SteppingClock
-from tests.connectors.row_files import write_csv, write_jsonl
+from tests.connectors.row_files import write_jsonl, write_parquet
 from tests.vision import as_base64, make_image
 
 
@@ -136,8 +136,8 @@ def test_the_mapping_of_the_configuration_is_that_of_the_daemon(tmp_path: Path) 
     assert [json.loads(record.value) for record in records] == lines[:2]
     assert records.refused == {"bad_form": 1}
     assert check.scope.endswith("; 1 would be ignored, such as deletions")
-    rows = open_records(open_file(write_csv(tmp_path / "rows.csv", lines[:1])), {}, check=check)
-    assert [json.loads(record.value) for record in rows] == [{"q": "why?", "a": "so", "id": "1"}]
+    rows = open_records(open_file(write_parquet(tmp_path / "rows.parquet", lines[:1])), {}, check=check)
+    assert [json.loads(record.value) for record in rows] == [{"q": "why?", "a": "so", "id": 1}]
 
 
 def test_a_backbone_that_is_elsewhere_is_named(tmp_path: Path) -> None:
