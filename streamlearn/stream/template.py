@@ -280,7 +280,7 @@ class _Location:
         answers = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
         if not answers:
             return Rendering(self._text, ())
-        places = self._marked_places()
+        places = self._marked_places(empty=True) or self._marked_places(empty=False)
         found = {place.message for place in places}
         remaining = [i for i in (answers if places else range(len(self._messages))) if i not in found]
         places = sorted([*places, *self._replaced_places(remaining)], key=lambda place: place.span)
@@ -337,9 +337,9 @@ class _Location:
     def _lost(self, message: int, why: str) -> RecordError:
         return RecordError(Reason.BAD_FORM, f"messages[{message}] (assistant) cannot be learned: {why}")
 
-    def _marked_places(self) -> list[_Place]:
-        """Step 1; without contents that cannot be marked. Empty if marks change what the template writes."""
-        marked = [self._marked(i) for i in range(len(self._messages))]
+    def _marked_places(self, *, empty: bool) -> list[_Place]:
+        """Step 1, with or without contents that are empty. Nothing if marks change what the template writes."""
+        marked = [self._marked(i, empty=empty) for i in range(len(self._messages))]
         try:
             text = self._template.render(marked, self._tools, generate=self._generate)
         except RecordError:
@@ -359,7 +359,7 @@ class _Location:
                 places.append(_Place(message, Span(starts.pop(message), position)))
         return places
 
-    def _marked(self, number: int) -> Message:
+    def _marked(self, number: int, *, empty: bool) -> Message:
         """The message with a mark at both ends of its content; the message itself if it has none."""
         message = self._messages[number]
         left, right = (f"{self._mark}{2 * number + side}{self._mark}" for side in (0, 1))
@@ -384,6 +384,8 @@ class _Location:
             calls[0] = _renamed(calls[0], left + _function_of(calls[0])["name"])
             calls[-1] = _renamed(calls[-1], _function_of(calls[-1])["name"] + right)
             return {**message, "tool_calls": calls}
+        if empty and isinstance(content, str):
+            return {**message, "content": content + left + right}
         return message
 
     def _replaced_places(self, numbers: Sequence[int]) -> list[_Place]:
