@@ -52,6 +52,8 @@ def _first_line(model: type[BaseModel]) -> str:
 
 
 def _type(annotation: Any) -> str:
+    if {str, tuple[str, ...]} <= set(get_args(annotation)):
+        return "text or list"
     if get_origin(annotation) is not None and type(None) in get_args(annotation):
         annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     if get_origin(annotation) is Annotated:
@@ -60,8 +62,8 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     name = re.sub(r"[\w.]+\.", "", str(annotation) if get_origin(annotation) else annotation.__name__)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
-    words |= {"dict[str, str]": "mapping"}
-    return words.get(name, "list" if name.startswith("tuple") else "secret" if name == "SecretStr" else name)
+    words |= {"SecretStr": "secret", "list": "list", "tuple": "list", "dict": "mapping"}
+    return words.get(name.partition("[")[0], name)
 
 
 def _default(field: Any) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from streamlearn.errors import Reason
+from streamlearn.errors import IGNORABLE, Reason
 from streamlearn.status import SHIFT_KINDS, Phase, Status
 from streamlearn.stream.record import FORMS
 
@@ -52,6 +52,8 @@ class Counters:
         self.update_refusals = counter("update_refusals", refusals)
         dead_letters = "Records set aside as unusable, by reason."
         self.dead_letters = counter("records_dead_lettered", dead_letters, ["reason"])
+        ignored = "Records that there is nothing to learn from by their nature, by reason: deletion or label_false."
+        self.ignored = counter("records_ignored", ignored, ["reason"])
         truncated = "Records cut to stream.max_tokens, by form."
         self.truncated_records = counter("records_truncated", truncated, ["form"])
         self.truncated_tokens = counter("tokens_truncated", "Tokens that truncated records lost, by form.", ["form"])
@@ -62,6 +64,8 @@ class Counters:
         self.job_pause_seconds = duration("job_pause_seconds", pauses)
         for reason in Reason:  # rate() needs a first sample
             self.dead_letters.labels(reason)
+        for reason in IGNORABLE:
+            self.ignored.labels(reason)
         for form in FORMS:
             self.truncated_records.labels(form.name)
             self.truncated_tokens.labels(form.name)
@@ -75,6 +79,8 @@ class Counters:
         self.steps.inc(max(0, now.step - before.step))
         for reason, number in (Totals(now.dead_letters) - Totals(before.dead_letters)).items():
             self.dead_letters.labels(reason).inc(number)
+        for reason, number in (Totals(now.ignored) - Totals(before.ignored)).items():
+            self.ignored.labels(reason).inc(number)
         for name in ("truncated_records", "truncated_tokens"):
             for form, number in (Totals(getattr(now, name)) - Totals(getattr(before, name))).items():
                 getattr(self, name).labels(form).inc(number)
@@ -109,6 +115,7 @@ class Board:
         self._status = replace(
             status,
             dead_letters=MappingProxyType(dict(status.dead_letters)),
+            ignored=MappingProxyType(dict(status.ignored)),
             truncated_records=MappingProxyType(dict(status.truncated_records)),
             truncated_tokens=MappingProxyType(dict(status.truncated_tokens)),
             versions=MappingProxyType(dict(status.versions)),

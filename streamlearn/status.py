@@ -528,6 +528,8 @@ class Progress:
     """Records kept out of training: to measure forgetting, or because their regime is frozen."""
     dead_letters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Unusable records, by reason."""
+    ignored: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Records that there is nothing to learn from by their nature, such as deletions, by reason."""
     truncated_records: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Records cut to stream.max_tokens, by form."""
     truncated_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -595,6 +597,11 @@ class Status(Progress):
     def records_dead_lettered(self) -> int:
         """Unusable records, all reasons together."""
         return sum(self.dead_letters.values())
+
+    @property
+    def records_ignored(self) -> int:
+        """Ignored records, all reasons together."""
+        return sum(self.ignored.values())
 
 
 @dataclass(frozen=True, slots=True)

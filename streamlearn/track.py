@@ -434,6 +434,7 @@ def _values(status: Status) -> Iterator[tuple[str, float]]:
         "records/trained": status.records_trained,
         "records/held_out": status.records_held_out,
         "records/dead_lettered": status.records_dead_lettered,
+        "records/ignored": status.records_ignored,
         "regimes/number": len(adaptation.regimes),
         "regimes/current": None if current is None else current.number,
         "forgetting/average_forgetting": adaptation.average_forgetting,

@@ -221,7 +221,7 @@ class RecordCheck:
         shape = outline(settings.backbone)
         self._decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))
         self._origin = TopicPartition("feed", 0)
-        self.has_mapping = False
+        self.has_mapping = bool(settings.records.mapped or settings.records.unwrap)
 
     def __call__(self, value: bytes) -> None:
         """Raise RecordError if the record would become a dead letter."""

@@ -131,7 +131,7 @@ def _train(
     started = time.monotonic()
     components = build()
     _publish_identity(components, board)
-    display = ProgressDisplay(segment_by, endpoint)
+    display = ProgressDisplay(segment_by, endpoint, components.decoder.mapping)
     try:
         daemon = Daemon(components, board, jobs, observer=display)
         signals.call_on_signal(daemon.stop)

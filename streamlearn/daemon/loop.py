@@ -505,6 +505,7 @@ class Daemon:
             loss_smoothed=state.loss_smoothed,
             learning_rate=self.learner.learning_rate,
             dead_letters=dict(state.reasons),
+            ignored=dict(state.ignored),
             truncated_records=dict(state.truncated),
             truncated_tokens=dict(state.cut_tokens),
             update_refusals=state.refusals,

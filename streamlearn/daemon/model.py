@@ -114,7 +114,13 @@ def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decode
     """
     types = settings.learner.sample_types if objective(settings).localized_balance else ()
     decoder = Decoder(
-        backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template
+        backbone.tokenizer,
+        settings.stream,
+        backbone.vocab_size,
+        types,
+        backbone.vision,
+        backbone.template,
+        settings.records,
     )
     decoder.check_template()
     return decoder

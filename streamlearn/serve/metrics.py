@@ -244,6 +244,7 @@ def _run_totals(status: Status) -> Iterator[Metric]:
         "trained": status.records_trained,
         "held_out": status.records_held_out,
         "dead_lettered": status.records_dead_lettered,
+        "ignored": status.records_ignored,
     }
     yield gauges("run_records", records, ["outcome"], [([outcome], number) for outcome, number in outcomes.items()])
 

@@ -443,6 +443,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
+        ignored=dict(status.ignored),
         truncated_records=dict(status.truncated_records),
         truncated_tokens=dict(status.truncated_tokens),
         tokens_per_s=round(status.tokens_per_s, 1),

@@ -120,7 +120,7 @@ def test_what_is_restored_is_what_was_saved(make: Callable[..., Settings]) -> No
         components.checkpoint.journal(after)  # and the process dies in this step
         rows = components.state.ledger.rows()
     with opened(settings) as components:
-        assert components.state.ledger.rows() == rows == [("stream.jsonl", 0, PER_BATCH, 1, 0)]
+        assert components.state.ledger.rows() == rows == [("stream.jsonl", 0, PER_BATCH, 1, 0, 0)]
         assert components.state.ledger.position == info.position == Position({FILE: PER_BATCH + 1})
         checkpoint, calls = recorded(components)
         checkpoint.restore(components.store.newest())
@@ -221,28 +221,30 @@ def test_what_is_not_read_keeps_its_place_in_the_position() -> None:
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 SETTINGS = StreamSettings(batch_records=3, batch_tokens=100, max_tokens=50)
 
-streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), st.booleans()), max_size=40)
-"""For each record: its partition, its distance from the previous offset, and whether it can be decoded."""
+Stream = list[tuple[TopicPartition, int, Reason | None]]
+outcomes = st.sampled_from([None, Reason.EMPTY, Reason.DELETION])
+streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), outcomes), max_size=40)
+"""For each record: its partition, its distance from the previous offset, and why it cannot be decoded, if so."""
 
 
-def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Record], list[Batch]]:
+def batches_of(stream: Stream) -> tuple[list[Record], list[Batch]]:
     batcher, ends, records = Batcher(SETTINGS), dict.fromkeys(ORIGINS, -1), []
     batches: list[Batch] = []
-    for origin, gap, good in stream:
+    for origin, gap, reason in stream:
         ends[origin] += gap
         records.append(Record(origin, ends[origin], b"{}"))
-        if good:
+        if reason is None:
             batches += batcher.add(records[-1], example([9, 9]))
+        elif reason is Reason.DELETION:
+            batches += batcher.add_ignored(records[-1], reason)
         else:
-            batches += batcher.add_dead_lettered(records[-1], Reason.EMPTY)
+            batches += batcher.add_dead_lettered(records[-1], reason)
     return records, batches + batcher.flush()
 
 
 @given(streams, st.data())
-def test_records_read_are_trained_or_dead_lettered(
-    stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
-) -> None:
-    """After every batch, per partition: read = trained + dead-lettered, and the position follows the last record."""
+def test_records_read_are_trained_dead_lettered_or_ignored(stream: Stream, data: st.DataObject) -> None:
+    """After every batch the counts of a partition add up to what was read, and the position follows the last record."""
     records, batches = batches_of(stream)
     ledger, num_read = Ledger(), 0
     wanted = {"trained": dict.fromkeys(ORIGINS, 0), "dead": dict.fromkeys(ORIGINS, 0)}
@@ -253,12 +255,12 @@ def test_records_read_are_trained_or_dead_lettered(
             wanted["dead" if refused else "trained"][record.origin] += 1
         for dead_lettered in batch.dead_lettered:
             wanted["dead"][dead_lettered.id.origin] += 1
-        num_read += len(batch.records) + len(batch.dead_lettered)
+        num_read += len(batch.records) + len(batch.dead_lettered) + len(batch.ignored)
         seen = records[:num_read]
         assert ledger.position == Position({record.origin: record.offset + 1 for record in seen})
         for origin in ORIGINS:
             expected = sum(record.origin == origin for record in seen)
-            assert ledger.trained[origin] + ledger.dead_lettered[origin] == expected
+            assert ledger.trained[origin] + ledger.dead_lettered[origin] + ledger.ignored[origin] == expected
             assert (ledger.trained[origin], ledger.dead_lettered[origin]) == (
                 wanted["trained"][origin],
                 wanted["dead"][origin],
@@ -267,9 +269,7 @@ def test_records_read_are_trained_or_dead_lettered(
 
 
 @given(streams, st.data())
-def test_a_restored_ledger_continues_like_the_original(
-    stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
-) -> None:
+def test_a_restored_ledger_continues_like_the_original(stream: Stream, data: st.DataObject) -> None:
     """Rows and position are its whole state: restored after any batch, it ends with the same rows and position."""
     _, batches = batches_of(stream)
     stop = data.draw(st.integers(0, len(batches)))

@@ -157,6 +157,30 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     assert_same(whole, halves)
 
 
+def test_deletions_are_counted_by_themselves_over_a_restart(make: Callable[..., Settings]) -> None:
+    """In the ledger, the status and the metrics, and not among the dead letters; the training is that without them."""
+    deletion = b'{"before": {"id": 1}, "after": null, "op": "d"}'
+    lines = records(20)
+    whole, _ = run(make(lines, "whole"))
+    lines[7:7] = [deletion] * 3
+    lines[20:20] = [deletion]  # read by the second process only
+    settings = make(lines)
+    with opened(settings) as components:
+        hook = StopAfter(3)
+        hook.daemon = daemon_of(components, hook)
+        hook.daemon.run()
+    found, daemon = run(settings)
+    assert_same(whole, found)
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 20, 0, 0, 4)]
+    status = daemon.board.read()
+    assert (status.ignored, status.records_dead_lettered) == ({"deletion": 4}, 0)
+    counted = daemon.board.counters.registry.get_sample_value(
+        "streamlearn_records_ignored_total", {"reason": "deletion"}
+    )
+    assert counted == 1
+    assert (settings.state / "dead_letters.jsonl").read_bytes() == b""
+
+
 def test_a_stop_ends_the_job_that_is_unfinished(make: Callable[..., Settings]) -> None:
     """Its client is told so, and does not wait for an answer that never comes."""
     settings = make(records(30))

@@ -80,7 +80,7 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
         disk = Disk(patch, broken=lambda step: 2 <= step < 9)
         found, daemon = run(settings, disk)
     assert_same(found, wanted)
-    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0)]
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     assert disk.seen[1] == ""
     assert all("No space left" in reason for reason in disk.seen[3:9])
     assert "journal" in disk.seen[4]
@@ -141,7 +141,7 @@ def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monk
             daemon.run()
     found, daemon = run(settings)
     assert_same(found, wanted)
-    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0)]
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     letters = (settings.state / "dead_letters.jsonl").read_bytes().splitlines()
     assert len(letters) == 3
 

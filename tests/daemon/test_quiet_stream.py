@@ -255,7 +255,7 @@ def test_of_two_partitions_a_death_at_a_flush_loses_and_repeats_no_record(
             learn(settings, log)
     components = learn(settings, log)
     rows = components.state.ledger.rows()
-    assert [trained + held_out for _, _, trained, _, held_out in rows] == log.ends
+    assert [trained + held_out for _, _, trained, _, held_out, _ in rows] == log.ends
     assert dict(components.state.ledger.position) == {
         TopicPartition("log", partition): end for partition, end in enumerate(log.ends)
     }
@@ -310,7 +310,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
     assert told == [Event.STREAM_FLUSHED, Event.ROLLED_BACK, Event.STREAM_FLUSHED]
     snapshot = components.store.newest()
     assert snapshot is not None
-    assert [row[2:] for row in snapshot.manifest.ledger] == [(62, 8, 0)]
+    assert [row[2:] for row in snapshot.manifest.ledger] == [(62, 8, 0, 0)]
 
 
 def test_a_flush_waits_until_the_journal_can_be_written(
@@ -390,5 +390,5 @@ def test_a_followed_file_and_a_topic_are_learned_to_their_ends(
         hook = StopAfter(6)
         hook.daemon = daemon_of(components, hook)
         hook.daemon.run()
-        assert [row[2:] for row in hook.daemon.state.ledger.rows()] == [(21, 0, 0)]
+        assert [row[2:] for row in hook.daemon.state.ledger.rows()] == [(21, 0, 0, 0)]
         assert [each.lag for each in hook.daemon.board.read().partitions] == [0]
