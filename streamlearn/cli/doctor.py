@@ -304,6 +304,8 @@ class Doctor:
             while not num_read and not source.exhausted and time.monotonic() < deadline:
                 num_read = len(source.poll(max_records=1, timeout_s=POLL_S / 4))
             lag = sum(source.lag(start).values())
+        if not start:
+            return Level.WARNING, "no topic matches source.kafka.topics.pattern yet"
         text = f"next {start}, {lag} offsets behind the end"
         if lag and not num_read:
             raise SourceError(

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from streamlearn.errors import ConfigError, RecordError
 from streamlearn.settings import StreamSettings
@@ -202,3 +204,35 @@ def test_rendering_does_not_grow_with_the_square_of_the_turns() -> None:
     tokenizer.apply_chat_template = counted
     encoder.chat(turns(*["the fox"] * 200))
     assert len(renderings) == 2
+
+
+@cache
+def spaced(scheme: str, name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer like Llama's, which puts a space before a text: always, before the first piece, or never."""
+    core = Tokenizer(models.BPE(unk_token="<unk>"))  # noqa: S106 - not a password
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    core.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=[chr(code) for code in (10, *range(32, 127), 0x2581)],
+        show_progress=False,
+    )
+    core.train_from_iterator(["the fox zebra positive USER: ASSISTANT: [INST] [/INST]"] * 20, trainer)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=source(name), **tokens)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("name", ["llama2", "mistral", "prompt-ends-in-space", "zephyr", "no-end-of-turn"])
+def test_no_space_is_put_before_an_answer(scheme: str, name: str) -> None:
+    """Parts of a rendering are encoded as in the whole, unless a token would span a boundary."""
+    tokenizer, messages = spaced(scheme, name), turns("the fox", "zebra", "fox", "positive")
+    encoder = Encoder(tokenizer)
+    ids, labels = encoder.chat(messages)
+    if name != "no-end-of-turn":
+        assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
+    prompt = encoder.generation_prompt(messages[:3])
+    assert ids[: len(prompt)] == prompt
+    assert labels[len(prompt) - 1] in (IGNORED, tokenizer.eos_token_id)
+    assert labels[len(prompt)] != IGNORED
