@@ -158,7 +158,7 @@ class _Reader:
         function = cleaned.get("function", cleaned)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise RecordError(Reason.BAD_FORM, f"{where}.function must be an object with a name")
-        return cleaned
+        return {"type": "function", **cleaned} if "function" in cleaned else cleaned
 
     def _content(self, turn: Mapping[str, Any], where: str, *, may_be_none: bool) -> str | list[dict[str, str]] | None:
         content = turn.get("content")

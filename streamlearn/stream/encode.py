@@ -225,7 +225,7 @@ class Encoder:
                     pieces.append((number, [control], False))
                     adds_prefix = self._prefix_after_control
                 elif piece:
-                    pieces.append((number, unmask(piece), adds_prefix))
+                    pieces.append((number, unmask(piece), adds_prefix or not self._adds_prefix))
                     adds_prefix = False
         starts = iter(self._encode_each([piece for _, piece, prefix in pieces if isinstance(piece, str) and prefix]))
         others = iter(self._continued([piece for _, piece, prefix in pieces if isinstance(piece, str) and not prefix]))
@@ -235,6 +235,8 @@ class Encoder:
 
     def _encode_each(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts in which no control token is recognized."""
+        if not texts:
+            return []
         encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)  # without offsets
         return [self._without_controls(encoding).ids for encoding in encodings]
 

@@ -10,6 +10,7 @@ tombstone), Debezium's `op: d` and `op: t`, the marks that its transformations l
 import base64
 import binascii
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -40,6 +41,7 @@ _DELETING = ("d", "t")
 _NEAR = 0.8
 """Similarity from which a key is taken for a misspelled one."""
 _PREFIX_BYTES = 5
+_INDEX = re.compile("-?[0-9]{1,18}")
 
 _SHAPES = (
     (("schema", "payload"), "an envelope of Kafka Connect: set records.unwrap: payload"),
@@ -177,7 +179,8 @@ class RecordMapping:
                     if not isinstance(record, dict):
                         raise RecordError(
                             Reason.BAD_FORM,
-                            f"records.unwrap: {path.text} must be an object or its JSON text, found {json_type(found)}",
+                            f"records.unwrap: {path.text} must be an object or its JSON text, "
+                            f"found {json_type(record)}",
                         )
                     _refuse_deletion(record)
                     return record
@@ -202,7 +205,7 @@ class RecordMapping:
                     value = _decoded(value[encoded], path)
                 else:
                     return _ABSENT
-            elif isinstance(value, list) and key.lstrip("-").isdecimal() and -len(value) <= int(key) < len(value):
+            elif isinstance(value, list) and _INDEX.fullmatch(key) and -len(value) <= int(key) < len(value):
                 value = value[int(key)]
             else:
                 return _ABSENT
@@ -345,9 +348,9 @@ class RecordMapping:
     def _turn(self, turn: Any) -> Any:
         if not isinstance(turn, dict):
             return turn
-        if "from" in turn and "role" not in turn:
+        if "from" in turn and turn.get("role") is None:
             names = {"from": "role", "value": "content"}
-            turn = {names.get(key, key): found for key, found in turn.items()}
+            turn = {names.get(key, key): found for key, found in turn.items() if found is not None}
         role = turn.get("role")
         return {**turn, "role": self._roles[role]} if isinstance(role, str) and role in self._roles else turn
 

@@ -15,7 +15,7 @@ found in four steps:
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -280,9 +280,14 @@ class _Location:
         answers = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
         if not answers:
             return Rendering(self._text, ())
-        places = self._marked_places(empty=True) or self._marked_places(empty=False)
+        everything = range(len(self._messages))
+        places = (
+            self._marked_places(everything, empty=True)
+            or self._marked_places(everything, empty=False)
+            or self._marked_places(answers, empty=False)  # a template may compare the contents of users
+        )
         found = {place.message for place in places}
-        remaining = [i for i in (answers if places else range(len(self._messages))) if i not in found]
+        remaining = [i for i in (answers if places else everything) if i not in found]
         places = sorted([*places, *self._replaced_places(remaining)], key=lambda place: place.span)
         calls = {place.message: place for place in reversed(places) if self._is_call(place.message)}
         places = [
@@ -293,15 +298,21 @@ class _Location:
             if written[answer] > 1:
                 raise self._lost(answer, f"the chat template writes it {written[answer]} times")
             if not written[answer]:
-                raise self._lost(answer, _NO_CALLS if self._is_call(answer) else "the chat template does not write it")
+                has_calls = "tool_calls" in self._messages[answer]
+                beside = "its content beside tool_calls" if has_calls else "it"
+                raise self._lost(
+                    answer, _NO_CALLS if self._is_call(answer) else f"the chat template does not write {beside}"
+                )
         marked = None if self._generate else self._template.generation_marks(self._messages, self._tools)
         marks = marked[1] if marked is not None and marked[0] == self._text else []
-        turns = []
+        turns: list[Turn] = []
         for number, place in enumerate(places):
             if place.message in answers:
                 before = places[number - 1] if number else None
                 after = places[number + 1] if number + 1 < len(places) else None
                 turns.append(self._turn(place, before, after, marks))
+                if len(turns) > 1 and turns[-1].span.start < turns[-2].span.end:
+                    raise self._lost(place.message, "it is not apart from another turn")
         return Rendering(self._text, tuple(turns))
 
     def _turn(self, place: _Place, before: _Place | None, after: _Place | None, marks: Sequence[Span]) -> Turn:
@@ -322,9 +333,10 @@ class _Location:
         rest = self._text[learned[-1].end : end]
         if not self._template.control.sub("", rest).strip():  # the end belongs to the turn, also without marks
             learned[-1] = Span(learned[-1].start, end)
-        written = self._text[start:end].casefold()
-        for call in self._messages[place.message].get("tool_calls", ()):
-            if _function_of(call)["name"].casefold() not in written:
+        calls = self._messages[place.message].get("tool_calls", ())
+        written = self._text[place.span.start if self._is_call(place.message) else place.span.end : end].casefold()
+        for name, number in Counter(_function_of(call)["name"].casefold() for call in calls).items():
+            if written.count(name) < number:
                 raise self._lost(place.message, _NO_CALLS)
         has_end = self._template.end_token(self._text[place.span.end : end]) is not None
         return Turn(place.message, Span(start, end), tuple(learned), has_end)
@@ -337,9 +349,9 @@ class _Location:
     def _lost(self, message: int, why: str) -> RecordError:
         return RecordError(Reason.BAD_FORM, f"messages[{message}] (assistant) cannot be learned: {why}")
 
-    def _marked_places(self, *, empty: bool) -> list[_Place]:
-        """Step 1, with or without contents that are empty. Nothing if marks change what the template writes."""
-        marked = [self._marked(i, empty=empty) for i in range(len(self._messages))]
+    def _marked_places(self, numbers: Collection[int], *, empty: bool) -> list[_Place]:
+        """Step 1 for these messages, with or without contents that are empty. Nothing if marks change the rest."""
+        marked = [self._marked(i, empty=empty) if i in numbers else turn for i, turn in enumerate(self._messages)]
         try:
             text = self._template.render(marked, self._tools, generate=self._generate)
         except RecordError:
@@ -406,8 +418,9 @@ class _Location:
             if self._mark not in other:
                 continue
             start = _common_prefix(self._text, other)
-            end = len(self._text) - _common_prefix(self._text[start:][::-1], other[start:][::-1])
-            places.append(_Place(number, Span(start, end)))
+            common = _common_prefix(self._text[start:][::-1], other[start:][::-1])
+            if self._is_call(number) or other[start : len(other) - common] == self._mark:
+                places.append(_Place(number, Span(start, len(self._text) - common)))
         return places
 
     def _start(self, place: _Place, before: _Place | None) -> int | None:
@@ -419,6 +432,12 @@ class _Location:
                 length = self._template.prompt_length(gap[skipped:], habits.after_user)
                 if length is not None:
                     return since + skipped + length
+        elif (  # the content of the user is not found
+            habits.after_user
+            and habits.after_user in gap
+            and self._messages[max(place.message - 1, 0)]["role"] == "user"
+        ):
+            return since + gap.rindex(habits.after_user) + len(habits.after_user)
         if habits.opening and habits.opening in gap:
             return since + gap.index(habits.opening) + len(habits.opening)
         try:
@@ -429,8 +448,11 @@ class _Location:
             length = self._template.prompt_length(gap, prompt[since:])
             return None if length is None else since + length
         # No prompt can be rendered, for example before the first message: only the opening remains.
-        opening = next((habits.opening[:k] for k in range(len(habits.opening), 0, -1) if habits.opening[:k] in gap), "")
-        length = self._template.prompt_length(gap[gap.index(opening) :], habits.opening)
+        opening = habits.opening.lstrip()
+        if not opening:
+            return since + len(gap.rstrip())
+        opening = next((opening[:k] for k in range(len(opening), 0, -1) if opening[:k] in gap), "")
+        length = self._template.prompt_length(gap[gap.index(opening) :], habits.opening.lstrip())
         return None if length is None else since + gap.index(opening) + length
 
     def _end(self, place: _Place, following: _Place | None) -> int | None:
@@ -534,7 +556,7 @@ def _renamed(call: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _arguments_as_text(call: Mapping[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001 - as its counterpart
     arguments = _function_of(call).get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text = arguments or "{}" if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return _with_function(call, {"arguments": text})
 
 

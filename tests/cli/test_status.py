@@ -37,11 +37,11 @@ def row(text: str, *begins: str) -> list[str]:
 
 def test_the_overview_has_progress_forgetting_and_durability(daemon: Daemon) -> None:
     """Phase, step, records, speed, requests, loss, AF, BWT, what answers the unknown, lag and the snapshot's age."""
-    lines = [" ".join(line.split()) for line in shown(daemon).splitlines()]
+    lines = [" ".join(line.split()) for line in shown(daemon, width=120).splitlines()]
     assert lines[:6] == [
         "phase running loss (smoothed) 2.750 nats/token",
         "step 42 forgetting (AF) 0.2500",
-        "records 336 trained, 14 held out, 4 dead letters transfer (BWT) -0.1250",
+        "records 336 trained, 14 held out, 4 dead letters, 2 deletions transfer (BWT) -0.1250",
         "tokens/s 1,235 regime 3, 2 remembered",
         "requests 40 known, 3 unknown unknown answered by backbone (3.250 vs 3.375)",
         "lag 7 records snapshot step 40, 10 s ago",

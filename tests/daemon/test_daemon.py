@@ -181,6 +181,35 @@ def test_deletions_are_counted_by_themselves_over_a_restart(make: Callable[..., 
     assert (settings.state / "dead_letters.jsonl").read_bytes() == b""
 
 
+def test_truncation_is_counted_by_form_and_logged_where_it_begins(make: Callable[..., Settings]) -> None:
+    """In the status over a restart and in the metrics; two rows of truncated batches are two events."""
+    long = "the fox " * 40
+    conversation = [{"role": "user", "content": long}, {"role": "assistant", "content": "No."}]
+    values = [{"text": long}, {"prompt": long, "completion": " No."}, {"messages": conversation}, {"text": long}]
+    short, cut = records(PER_BATCH), [orjson.dumps(value) for value in values]
+    settings = make([*short, *cut, *cut, *short, *cut])
+    with opened(settings) as components, capture_logs() as logs:
+        decoder = components.decoder
+        truncations = [decoder.decode_value(value).truncation for value in values]
+        hook = StopAfter(3)
+        hook.daemon = daemon_of(components, hook)
+        hook.daemon.run()
+    lost = [0 if truncation is None else truncation.num_cut for truncation in truncations]
+    assert min(lost) > 0
+    forms = {"text": 2, "prompt + completion": 1, "messages": 1}
+    with capture_logs() as later:
+        _, daemon = run(settings)
+    for entries in (logs, later):
+        [event] = [entry for entry in entries if entry["event"] == Event.RECORDS_TRUNCATED]
+        assert (event["forms"], event["tokens"], event["max_tokens"]) == (forms, sum(lost), 32)
+    status, registry = daemon.board.read(), daemon.board.counters.registry
+    tokens = {"text": lost[0] + lost[3], "prompt + completion": lost[1], "messages": lost[2]}
+    for form, number in forms.items():
+        assert (status.truncated_records[form], status.truncated_tokens[form]) == (3 * number, 3 * tokens[form])
+        for name, value in (("records", number), ("tokens", tokens[form])):  # of this process
+            assert registry.get_sample_value(f"streamlearn_{name}_truncated_total", {"form": form}) == value
+
+
 def test_a_stop_ends_the_job_that_is_unfinished(make: Callable[..., Settings]) -> None:
     """Its client is told so, and does not wait for an answer that never comes."""
     settings = make(records(30))

@@ -35,7 +35,7 @@ def test_the_model_answers_and_stops(name: str) -> None:
     learner = Learner(model, LearnerSettings(lr=3e-3), backbone.device)
     decoder = Decoder(backbone.tokenizer, StreamSettings(), backbone.vocab_size, template=source(name))
     answer = {"role": "assistant", "content": "zebra"}
-    for first in range(0, 96, 8):
+    for first in range(0, 160, 8):
         values = [{"messages": [question(first + i), answer]} for i in range(8)]
         learner.step([decoder.decode_value(value) for value in values])
     prompt = decoder.prompt([question(200)])

@@ -125,6 +125,7 @@ RUNNING = Status(
     loss=2.5,
     loss_smoothed=2.75,
     dead_letters={Reason.NOT_JSON: 3, Reason.EMPTY: 1},
+    ignored={Reason.DELETION: 2},
     update_refusals=1,
     adaptation=ADAPTATION,
     partitions=(

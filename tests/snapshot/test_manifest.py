@@ -98,6 +98,13 @@ def test_another_format_is_named_with_the_release_that_wrote_it(version: object)
         Manifest.from_bytes(sealed({**values(), "version": version}), where="m")
 
 
+def test_a_ledger_without_the_column_of_ignored_records_has_none() -> None:
+    """As snapshots were written before they were counted."""
+    older = Manifest.from_bytes(sealed({**values(), "ledger": [["orders", 0, 20, 3, 1]]}), where="m")
+    assert older.ledger == (("orders", 0, 20, 3, 1, 0),)
+    assert older.ledger[0].ignored == 0
+
+
 def test_unknown_and_missing_keys_are_named() -> None:
     with pytest.raises(SnapshotMismatchError, match="surprise: Extra inputs"):
         Manifest.from_bytes(sealed({**values(), "surprise": 1}), where="m")

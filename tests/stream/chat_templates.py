@@ -13,7 +13,9 @@ from benchmarks.backbones.pretrain import train_tokenizer
 
 _SENTENCES = ["the quick brown fox jumps over the lazy dog", "hello world, this is a test of a small tokenizer"] * 10
 _NAME = re.compile(r"(<\|im_end\|>|</s>)")
-_CONTROL = re.compile(r"<[|｜][^<>|｜']*[|｜]>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
+_CONTROL = re.compile(
+    r"<[|｜][^<>|｜']*[|｜]>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>|<extra_id_\d>|\[/?[A-Z]+_[A-Z]+\]"
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,17 @@ SHAPES = {
     "chatml": Shape(),
     "command-r": Shape(end="<|END_OF_TURN_TOKEN|>", change=str.strip, strict=True),
     "deepseek": Shape(end="</s>"),
+    "falcon": Shape(begin=" ", end="</s>", change=str.strip),
     "gemma": Shape(end="<end_of_turn>\n", change=str.strip, system=False, strict=True),
     "glm": Shape(begin="\n", end="</s>"),
+    "granite": Shape(end="<|end_of_text|>\n"),
     "harmony": Shape(begin="<|channel|>final<|message|>", end="<|end|>", last_end="<|return|>"),
     "llama2": Shape(begin=" ", end=" </s>", change=str.strip, strict=True),
     "llama3": Shape(end="<|eot_id|>", change=str.strip),
     "marks": Shape(),
     "mistral": Shape(end="</s>", system=False),
+    "mistral-v3": Shape(begin=" ", end="</s>", change=str.strip, strict=True),
+    "nemotron": Shape(end="</s>", change=str.strip),
     "no-end-of-turn": Shape(begin=" ", end="</s>"),
     "phi3": Shape(end="<|end|>\n"),
     "prompt-ends-in-space": Shape(end="</s>\n"),

@@ -59,6 +59,9 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "fields of other forms that are null": ({**PAIR, "text": None, "messages": None, "image": None}, {}, PAIR),
     "from and value": (
         {"messages": [{"from": "human", "value": "Open?"}, {"from": "gpt", "value": "No."}]}, {}, {"messages": TURNS}),
+    "from and value among null fields": (
+        {"messages": [{"from": "human", "value": "Open?", "role": None, "content": None}, TURNS[1]]}, {},
+        {"messages": TURNS}),
     "roles with names of their own": (
         {"messages": [{"role": "kunde", "content": "Open?"}, {"role": "model", "content": "No."}]},
         {"roles": {"kunde": "user"}}, {"messages": TURNS}),
@@ -105,6 +108,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
         Reason.BAD_FORM,
         "no '3' in a, which is 1 items",
     ),
+    "a path that only looks like an index": ({"a": [1]}, {"text": "a.--1"}, Reason.BAD_FORM, "no '--1' in a"),
+    "an index beyond any list": ({"a": [1]}, {"text": "a." + "9" * 30}, Reason.BAD_FORM, "in a, which is 1 items"),
+    "a path through null": ({"a": None}, {"text": "a.b.c"}, Reason.BAD_FORM, "no 'b' in a, which is null"),
+    "one of several paths to null": (
+        {"a": TURNS, "b": None},
+        {"messages": ["a", "b"]},
+        Reason.BAD_FORM,
+        "b must have a value, found null",
+    ),
     "a path through a string": ({"a": "x"}, {"text": "a.b"}, Reason.BAD_FORM, "no 'b' in a, which is a string"),
     "an object where text is needed": (
         {"a": {}},
@@ -131,6 +143,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
         "records.unwrap: data must be JSON",
     ),
     "an envelope with a number": (event(data=7), {"unwrap": "data"}, Reason.BAD_FORM, "found a number"),
+    "an envelope with JSON text of null": (event(data="null"), {"unwrap": "data"}, Reason.BAD_FORM, "found null"),
+    "an envelope with a list": (event(data=[1]), {"unwrap": "data"}, Reason.BAD_FORM, "found a list"),
     "an envelope with bad base64": (event(data_base64="%"), {"unwrap": "data"}, Reason.NOT_UTF8, "base64"),
     "JSON text with a repeated key": (
         event(data='{"text": "a", "text": "b"}'),

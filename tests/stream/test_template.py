@@ -91,6 +91,7 @@ TOOL_TURNS: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "7 degrees, rain"},
     {"role": "assistant", "content": "7 degrees and rain."},
 ]
+MISTRAL_CALL = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Bern"}, "id": "a1b2c3d4e"}]</s>'
 QWEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call><|im_end|>\n'
 
 
@@ -100,6 +101,7 @@ QWEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</
         ("qwen2", QWEN_CALL, "7 degrees and rain.<|im_end|>\n"),
         ("qwen3", QWEN_CALL, "<think>\n\n</think>\n\n7 degrees and rain.<|im_end|>\n"),
         ("llama3", '{"name": "weather", "parameters": {"city": "Bern"}}<|eot_id|>', "7 degrees and rain.<|eot_id|>"),
+        ("mistral-v3", MISTRAL_CALL, " 7 degrees and rain.</s>"),
     ],
 )
 def test_calls_of_tools_are_learned_as_the_template_writes_them(name: str, call: str, answer: str) -> None:
@@ -110,15 +112,31 @@ def test_calls_of_tools_are_learned_as_the_template_writes_them(name: str, call:
         assert learned(name, {"messages": turns_, "tools": [WEATHER]}) == call + answer
 
 
-def test_arguments_are_text_where_the_template_joins_strings() -> None:
-    """DeepSeek's template adds them to other text."""
-    assert '```json\n{"city": "Bern"}\n```' in learned("deepseek", {"messages": TOOL_TURNS})
+@pytest.mark.parametrize(
+    ("arguments", "written"), [('{"city": "Bern"}', '{"city": "Bern"}'), ("", "{}"), (None, "{}"), ({}, "{}")]
+)
+def test_arguments_are_text_where_the_template_joins_strings(arguments: object, written: str) -> None:
+    """DeepSeek's template adds them, and the type of the call, to other text."""
+    call = {"id": "1", "function": {"name": "weather", "arguments": arguments}}
+    messages = [TOOL_TURNS[0], {**TOOL_TURNS[1], "tool_calls": [call]}, *TOOL_TURNS[2:]]
+    assert f"function<｜tool▁sep｜>weather\n```json\n{written}\n```" in learned("deepseek", {"messages": messages})
+
+
+@pytest.mark.parametrize("contents", [("ok", "a", "ok", "b", "ok", "c"), ("ok", "ok", "ok", "ok"), ("[/INST]",) * 4])
+def test_equal_questions_are_learned_where_the_template_compares_contents(contents: tuple[str, ...]) -> None:
+    """Mistral's writes the tools before each message that equals the last one of the user."""
+    answers = "".join(SHAPES["mistral-v3"].turn(answer, is_last=False) for answer in contents[1::2])
+    assert learned("mistral-v3", {"messages": turns(*contents), "tools": [WEATHER]}) == answers
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ({"messages": TOOL_TURNS}, r"messages\[1\] \(assistant\) cannot be learned: .* its tool_calls"),
+        (
+            {"messages": [TOOL_TURNS[0], {**TOOL_TURNS[1], "content": "I ask weather."}]},
+            "does not write its tool_calls",
+        ),
         ({"messages": TOOL_TURNS[-1:], "tools": [WEATHER]}, "tools cannot be learned"),
         ({"messages": [{**TOOL_TURNS[1], "tool_calls": [{"function": {}}]}]}, r"tool_calls\[0\].function must be"),
         ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be a list, or its JSON text"),
@@ -162,10 +180,22 @@ def test_prompt_and_completion_may_be_messages() -> None:
 
 def test_an_assistant_may_begin() -> None:
     """Its greeting is learned too."""
-    for name in ("chatml", "qwen3", "zephyr", "no-end-of-turn", "deepseek", "always-opens", "phi3"):
+    for name in (
+        "chatml",
+        "qwen3",
+        "zephyr",
+        "no-end-of-turn",
+        "deepseek",
+        "always-opens",
+        "phi3",
+        "granite",
+        "falcon",
+    ):
         shape = SHAPES[name]
         value = {"messages": turns("Welcome", "Do you sell ink?", "Yes", first="assistant")}
         assert learned(name, value) == shape.turn("Welcome", is_last=False) + shape.turn("Yes", is_last=True)
+    greeting = learned("nemotron", {"messages": turns("Welcome", first="assistant")})
+    assert greeting.strip() == "Welcome</s>"  # and nothing of the text that opens the conversation
 
 
 @pytest.mark.parametrize(

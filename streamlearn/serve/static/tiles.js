@@ -102,8 +102,10 @@ function snapshot({ status }) {
 
 function deadLetters({ status }) {
   const refusals = status.update_refusals ? `; ${count(status.update_refusals)} updates refused` : "";
+  const ignored = Object.values(status.ignored).reduce((sum, number) => sum + number, 0);
+  const others = ignored ? `; ${count(ignored)} ignored, such as deletions` : "";
   const tone = status.records_dead_lettered + status.update_refusals > 0 ? "warn" : "";
-  return [count(status.records_dead_lettered), `unusable records, set aside${refusals}`, tone];
+  return [count(status.records_dead_lettered), `unusable records, set aside${refusals}${others}`, tone];
 }
 
 function abstentions({ status }) {
