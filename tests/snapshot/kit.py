@@ -92,10 +92,10 @@ def assert_is(
     assert (snapshot.adapter / "adapter_config.json").read_text() == f'{{"r": {step}}}'
     assert (snapshot.adapter / "adapter_model.safetensors").read_bytes() == bytes([step % 251]) * 40
     expected = state_of(step)
-    found = {**snapshot.tensors(), **(snapshot.moments("regime1") if "resting" in expected else {})}
-    assert found.keys() == expected.keys()
+    loaded = {**snapshot.tensors(), **(snapshot.moments("regime1") if "resting" in expected else {})}
+    assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor)  # torch.testing would take a second to import
+        assert torch.equal(loaded[name], tensor)  # torch.testing would take a second to import
 
 
 class FailingFiles(Files):
