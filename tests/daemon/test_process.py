@@ -48,6 +48,7 @@ def test_a_signal_is_no_error_before_the_loop_and_its_name_reaches_the_loop(numb
         assert signal.getsignal(number) is (signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
     assert signal.getsignal(number) is before
     assert not issubclass(StopEarly, Exception)
+    signals = StopSignals()
     with signals.installed():
         signals.raise_on_signal()
         signals.call_on_signal(received.append)

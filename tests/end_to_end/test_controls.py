@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import orjson
 import yaml
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from streamlearn.cli.main import app
@@ -48,7 +49,8 @@ def daemon_over(folder: Path, backbone: Path, *, bad: bool = False, **sections: 
 
 def command(daemon: DaemonProcess, *arguments: str) -> str:
     """What a command on the daemon's configuration prints."""
-    done = CliRunner().invoke(app, [*arguments, "--config", str(daemon.config)], catch_exceptions=False)
+    with capture_logs():
+        done = CliRunner().invoke(app, [*arguments, "--config", str(daemon.config)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
