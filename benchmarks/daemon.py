@@ -1,5 +1,6 @@
 """The daemon in this process, as the benchmarks run it."""
 
+from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.jobs.queue import JobQueue
@@ -7,7 +8,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch
 
 

@@ -54,7 +54,7 @@ from benchmarks.streams import (
     run_monitor,
     to_tasks,
 )
-from streamlearn.settings import ShiftSettings
+from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift.change_tests import WINDOW_TESTS, WindowTest
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import Monitor
@@ -128,9 +128,9 @@ class Tally:
             self.assigned += sum(task_of_slot.get(slot) == task for slot, task in pairs)
 
 
-def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
-    """Measure every detector on the same streams; `quick` makes short ones."""
-    tasks = to_tasks(read_folder(data, 60 if quick else None))
+def measure(data: Path, *, seeds: int, quick: bool = False, max_tokens: int = 1024) -> dict[str, Any]:
+    """Measure every detector on the same streams, with records cut to `max_tokens`; `quick` makes short ones."""
+    tasks = to_tasks(read_folder(data, 60 if quick else None), stream=StreamSettings(max_tokens=max_tokens))
     streams = [
         stream
         for seed in range(seeds)
@@ -147,6 +147,7 @@ def measure(data: Path, *, seeds: int, quick: bool = False) -> dict[str, Any]:
         "streams": len(streams),
         "records": sum(len(stream.tasks) for stream in streams),
         "found_within_records": WITHIN,
+        "max_tokens": max_tokens,
         **ShiftSettings().model_dump(),
     }
     return result
@@ -248,7 +249,7 @@ def _main_slot(stream: Stream, slots: Sequence[int], boundary: Boundary) -> int 
 
 
 MEASUREMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "shifts": lambda given: measure(given.data, seeds=given.seeds, quick=given.quick),
+    "shifts": lambda given: measure(given.data, seeds=given.seeds, quick=given.quick, max_tokens=given.max_tokens),
     "answers": lambda given: concept.measure_all(given.data, range(given.seeds)),
     "mixtures": lambda given: assignment.measure_mixtures(given.data, given.others, seeds=given.seeds),
     "requests": lambda given: assignment.measure_requests(given.data, given.others, given.backbone),
@@ -283,6 +284,7 @@ def main() -> None:
     add("--backbone", type=Path, help="requests: folder of a model whose tokenizer is used, by default nano")
     add("--seeds", type=int, default=5, help="streams of each kind and prompt, or runs of each task, one per seed")
     add("--quick", action="store_true", help="shifts: use short streams of few records, as a smoke test")
+    add("--max-tokens", type=int, default=1024, help="shifts: stream.max_tokens")
     add("--records", type=int, default=100_000, help="others: stationary records of each order")
     add("--length", type=int, default=1000, help="others: records of one stationary stream")
     add("--level", type=float, nargs="+", default=[1.0], help="others: false alarms per million")

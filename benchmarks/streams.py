@@ -85,10 +85,10 @@ class Stream:
             yield tasks[task].examples[self.prompt][record]
 
 
-def text_decoder(backbone: Path | None = None) -> Decoder:
+def text_decoder(backbone: Path | None = None, stream: StreamSettings | None = None) -> Decoder:
     """Return the decoder of the backbone in a folder, or of the bundled one."""
     shape = outline(BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve())))
-    return Decoder(load_tokenizer(shape), StreamSettings(), shape.config.get_text_config().vocab_size)
+    return Decoder(load_tokenizer(shape), stream or StreamSettings(), shape.config.get_text_config().vocab_size)
 
 
 def read_folder(folder: Path, limit: int | None = None) -> dict[str, list[Row]]:
@@ -132,10 +132,14 @@ def input_alone(row: Row) -> dict[str, Any]:
 
 
 def to_tasks(
-    rows: Mapping[str, Sequence[Row]], backbone: Path | None = None, form: Form = to_record, bare: Form = input_alone
+    rows: Mapping[str, Sequence[Row]],
+    backbone: Path | None = None,
+    form: Form = to_record,
+    bare: Form = input_alone,
+    stream: StreamSettings | None = None,
 ) -> list[Task]:
     """Decode the rows of each task in both forms: with its definition, and `bare`."""
-    decoder, forms = text_decoder(backbone), {"definition": form, "bare": bare}
+    decoder, forms = text_decoder(backbone, stream), {"definition": form, "bare": bare}
     tasks = []
     for name, own in rows.items():
         starts = [row.get("input", "")[:PASSAGE_CHARS] for row in own]

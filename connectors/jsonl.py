@@ -6,6 +6,7 @@ ends in .gz is read as gzip. Memory is bounded however long a line is.
 
 import gzip
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +28,28 @@ READ_ERRORS = (OSError, EOFError, zlib.error)
 """What reading raises: disk errors, a truncated or invalid gzip file, a damaged deflate block."""
 
 
-class LineReader:
-    """Reads a file line by line; the file may still be growing."""
+_MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark."""
+_OTHER_CONTENT = (
+    ("UTF-32", re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|[{ ]\0\0\0|\0\0\0[{ ]")),
+    ("UTF-16", re.compile(rb"\xff\xfe.\0|\xfe\xff\0.|[{ ]\0[^\0]\0|\0[{ ]\0[^\0]", re.DOTALL)),
+    ("gzip, but a name without .gz", re.compile(rb"\x1f\x8b\x08")),
+)
+"""What else a file is, by its first bytes."""
 
-    def __init__(self, path: Path, *, growing: bool = False, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        """Open the file.
+
+class LineReader:
+    """Reads a file line by line, without UTF-8's byte order mark; the file may still be growing."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        growing: bool = False,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        stream: BinaryIO | None = None,
+    ) -> None:
+        """Open the file, or read `stream`, which `path` only names.
 
         Raises:
             SourceError: it cannot be opened.
@@ -44,7 +62,7 @@ class LineReader:
         self._head = b""
         self._skipping = False
         try:
-            self._stream = _open(path)
+            self._stream = _open(path) if stream is None else stream
         except OSError as error:
             raise SourceError(f"{path} must be a readable file, found: {error.strerror}") from error
 
@@ -52,12 +70,16 @@ class LineReader:
         """Return the next line without its newline; None at the end of the file, or of a growing file so far.
 
         Raises:
-            SourceError: the file is damaged at this line.
+            SourceError: the file is damaged at this line, or is not UTF-8 from its first bytes on.
         """
         try:
-            return self._next_line()
+            line = self._next_line()
         except READ_ERRORS as error:
             raise self._damaged(error) from error
+        if self.number == 1 and line is not None:
+            self._check_encoding(line)
+            return line.removeprefix(_MARK)
+        return line
 
     def skip_to(self, number: int) -> None:
         """Skip the first `number` lines.
@@ -107,6 +129,12 @@ class LineReader:
 
     def close(self) -> None:
         self._stream.close()
+
+    def _check_encoding(self, line: bytes) -> None:
+        other = next((name for name, beginning in _OTHER_CONTENT if beginning.match(line)), None)
+        if other is not None:
+            advice = "rename it" if "gz" in other else f"convert it, for example with `iconv -f {other} -t UTF-8`"
+            raise SourceError(f"{self._path} must be lines of JSON in UTF-8, found {other}: {advice}")
 
     def _next_line(self) -> bytes | None:
         if self._skipping:

@@ -12,12 +12,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from streamlearn.board import Board, Clock
 from streamlearn.gateway.upstreams import GatewayMetrics
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.metrics import registry
 from streamlearn.settings.section import section_type
 from streamlearn.settings.settings import Settings
-from streamlearn.status import Board, Clock, Phase, PublicationStatus, Status, TrackerStatus
+from streamlearn.status import Phase, PublicationStatus, Status, TrackerStatus
 
 BEGIN, END = "<!-- reference -->\n", "<!-- /reference -->"
 _SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -51,6 +52,8 @@ def _first_line(model: type[BaseModel]) -> str:
 
 
 def _type(annotation: Any) -> str:
+    if {str, tuple[str, ...]} <= set(get_args(annotation)):
+        return "text or list"
     if get_origin(annotation) is not None and type(None) in get_args(annotation):
         annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     if get_origin(annotation) is Annotated:
@@ -59,7 +62,8 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     name = re.sub(r"[\w.]+\.", "", str(annotation) if get_origin(annotation) else annotation.__name__)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
-    return words.get(name, "list" if name.startswith("tuple") else "secret" if name == "SecretStr" else name)
+    words |= {"SecretStr": "secret", "list": "list", "tuple": "list", "dict": "mapping"}
+    return words.get(name.partition("[")[0], name)
 
 
 def _default(field: Any) -> str:

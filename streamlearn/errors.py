@@ -128,7 +128,7 @@ class DivergedError(StreamlearnError):
 
 
 class Reason(StrEnum):
-    """Why a record became a dead letter."""
+    """Why a record became a dead letter, or was ignored."""
 
     EMPTY = "empty"
     TOO_LARGE = "too_large"
@@ -147,10 +147,17 @@ class Reason(StrEnum):
     KILLED_PROCESS = "killed_process"
     UNREADABLE = "unreadable"
     SKIPPED = "skipped"
+    BAD_FRAMING = "bad_framing"
+    DELETION = "deletion"
+    LABEL_FALSE = "label_false"
+
+
+IGNORABLE = (Reason.DELETION, Reason.LABEL_FALSE)
+"""Reasons for which a setting of `records` decides whether a record is ignored or becomes a dead letter."""
 
 
 class RecordError(StreamlearnError):
-    """One record is unusable; it becomes a dead letter."""
+    """One record is unusable; it becomes a dead letter, or is ignored."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)

@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 import orjson
 from pydantic import TypeAdapter
 
+from streamlearn.board import Clock
 from streamlearn.errors import Reason
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
 from streamlearn.shift.detector import Shift
 from streamlearn.snapshot.files import Files
 from streamlearn.status import (
-    Clock,
     DeadLetterRow,
     HistoryPoint,
     HistoryStatus,

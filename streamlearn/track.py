@@ -16,11 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from streamlearn.board import Board, Clock
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.settings import MlflowSettings, Settings, fingerprint
 from streamlearn.snapshot.files import Files
-from streamlearn.status import Board, Clock, Phase, ShiftStatus, Status, TrackerStatus
+from streamlearn.status import Phase, ShiftStatus, Status, TrackerStatus
 
 MAX_SAMPLES = 2_000
 """Samples that wait for one tracker; the oldest are dropped."""
@@ -433,6 +434,7 @@ def _values(status: Status) -> Iterator[tuple[str, float]]:
         "records/trained": status.records_trained,
         "records/held_out": status.records_held_out,
         "records/dead_lettered": status.records_dead_lettered,
+        "records/ignored": status.records_ignored,
         "regimes/number": len(adaptation.regimes),
         "regimes/current": None if current is None else current.number,
         "forgetting/average_forgetting": adaptation.average_forgetting,

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from streamlearn.status import AdaptationStatus, Board, Counters, Phase, Status
+from streamlearn.board import Board, Counters
+from streamlearn.status import AdaptationStatus, Phase, Status
 from tests.serve.doubles import RUNNING, Time
 
 

@@ -15,19 +15,10 @@ import pytest
 from pydantic import ValidationError
 
 from streamlearn import track
+from streamlearn.board import Board, Clock
 from streamlearn.errors import ConfigError
 from streamlearn.settings import MlflowSettings
-from streamlearn.status import (
-    AdaptationStatus,
-    Board,
-    Clock,
-    PartitionStatus,
-    Phase,
-    RegimeStatus,
-    Scoring,
-    ShiftStatus,
-    Status,
-)
+from streamlearn.status import AdaptationStatus, PartitionStatus, Phase, RegimeStatus, Scoring, ShiftStatus, Status
 from streamlearn.track import MlflowTracker, Note, Point, Sample, SeriesReader, TensorBoardTracker, Tracker, Trackers
 
 SHIFT = ShiftStatus("inputs", 1, 2, False, 1, 40, 38, 0.5, 0.2, None, None, 10, 100, 0.1, None)

@@ -61,6 +61,7 @@ _BACKOFF_MIN_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _CLOSE_TIMEOUT_MS = 5_000
 _ADMIN_TIMEOUT_MS = 10_000  # training waits for an offset commit
+_MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
 _HEADROOM_BYTES = 8 << 20  # one record batch may exceed fetch.max.bytes by this much and is still delivered
 
 _CLIENT_LOG = logging.getLogger("kafka")
@@ -113,6 +114,7 @@ def new_producer(settings: KafkaSettings, bootstrap_s: float, **options: Any) ->
             "allow_auto_create_topics": False,
             "max_block_ms": settings.request_timeout_ms,
             "delivery_timeout_ms": 2 * settings.request_timeout_ms,
+            "max_request_size": _MAX_REQUEST_BYTES,
             **options,
         },
     )

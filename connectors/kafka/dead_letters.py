@@ -89,7 +89,6 @@ _RECONNECT_S = 10.0
 _OPERATIONS = (ACLOperation.READ, ACLOperation.WRITE)  # READ: after an outage the topic is read for what arrived
 _MAX_UNACKNOWLEDGED = 1_000
 """Number of unacknowledged dead letters that triggers a `flush`."""
-_MAX_REQUEST_BYTES = 64 << 20  # the topic's own max.message.bytes decides, not the client
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
@@ -208,7 +207,7 @@ class KafkaDeadLetters:
         once = {} if idempotent else {"enable_idempotence": False, "retries": 0}
         self._is_idempotent = idempotent
         self._reader = new_consumer(self._settings, bootstrap_s, isolation_level="read_uncommitted")
-        self._producer = new_producer(self._settings, bootstrap_s, max_request_size=_MAX_REQUEST_BYTES, **once)
+        self._producer = new_producer(self._settings, bootstrap_s, **once)
 
     def _disconnect(self) -> None:
         clients, self._reader, self._producer = (self._reader, self._producer), None, None

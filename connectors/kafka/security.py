@@ -122,7 +122,7 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
             raise TokenError(str(error)) from error
 
     def extensions(self) -> dict[str, str]:
-        return dict(self._settings.sasl_oauthbearer_extensions)
+        return dict(self._settings.sasl_oauthbearer_extensions or {})
 
     def _read_secret(self) -> str:
         settings = self._settings

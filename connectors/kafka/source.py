@@ -369,11 +369,12 @@ class KafkaSource:
                     self._passing[record.origin] = min(skipped.last + 1, self._monitor.ends[record.origin])
         stuck = [f"{origin} at offset {at}" for origin, at in failed]
         if stuck and not self._passing:
+            origin, at = failed[0]
             raise SourceError(
                 f"every record must be readable, {' or '.join(stuck)} failed {_MAX_REBUILDS + 1} times: "
                 f"{describe(error)}. Examine the log there with kafka-dump-log.sh; a restart tries again. To go on "
-                "without records that stay unreadable: streamlearn snapshots rollback NAME --skip-records "
-                "TOPIC:PARTITION:FROM..TO"
+                "without them: streamlearn snapshots rollback NAME --skip-records "
+                f"{origin.topic}:{origin.partition}:{at}..TO"
             ) from error
 
     def _rebuild_when_due(self) -> bool:

@@ -29,10 +29,10 @@ from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
 from streamlearn.adapters.presets import activated_parameters, adapter_bytes
 from streamlearn.adapters.presets import check as check_adapter
-from streamlearn.backbone.load import Outline, choose, device_of, locate, outline
+from streamlearn.backbone.load import Outline, choose, device_of, load_preprocessing, locate, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState
-from streamlearn.daemon.model import Model, adapter_of, adapter_shape
+from streamlearn.daemon.model import Model, adapter_of, adapter_shape, decoder_of
 from streamlearn.errors import (
     ConfigError,
     DeadLetterError,
@@ -304,6 +304,8 @@ class Doctor:
             while not num_read and not source.exhausted and time.monotonic() < deadline:
                 num_read = len(source.poll(max_records=1, timeout_s=POLL_S / 4))
             lag = sum(source.lag(start).values())
+        if not start:
+            return Level.WARNING, "no topic matches source.kafka.topics.pattern yet"
         text = f"next {start}, {lag} offsets behind the end"
         if lag and not num_read:
             raise SourceError(
@@ -418,6 +420,7 @@ def check_backbone(settings: Settings) -> str:
     shape = None if locate(settings.backbone) is None else outline(settings.backbone)
     if shape is not None:
         check_adapter(config, shape.linears, shape.tower_linears)
+        decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:

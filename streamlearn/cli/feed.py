@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamlearn.cli.options import err, out
-from streamlearn.errors import UsageError
+from streamlearn.errors import ConfigError, SourceError, UsageError
+from streamlearn.stream.record import Record
 
 if TYPE_CHECKING:
+    from connectors.columns import Records
     from connectors.kafka.feed import FeedResult
-    from connectors.rows import FeedRecord, Records
+    from connectors.rows import FeedRecord, RowFile
     from streamlearn.settings import KafkaSettings
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -27,18 +29,23 @@ def feed(
     file: Annotated[
         Path,
         typer.Argument(
-            help="JSONL, CSV or TSV (gzip if the name ends in .gz), Parquet, Arrow, or the folder of a data set.",
-            exists=True,
+            help="JSONL, CSV or TSV (gzip if the name ends in .gz), Parquet, Arrow, or the folder of a data set; - is "
+            "JSONL from the standard input.",
         ),
     ],
     topic: Annotated[str, typer.Option(help="Topic to write to; it must exist.", metavar="NAME")],
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="Use the cluster in source.kafka of this file.", metavar="FILE"),
+        typer.Option(
+            "--config",
+            "-c",
+            help="Check records as a daemon with this file reads them, and write to the cluster in source.kafka.",
+            metavar="FILE",
+        ),
     ] = None,
     bootstrap_servers: Annotated[
         str | None,
-        typer.Option(help="Brokers without TLS on this machine, instead of --config.", metavar="HOST:PORT"),
+        typer.Option(help="Brokers without TLS on this machine, instead of source.kafka.", metavar="HOST:PORT"),
     ] = None,
     prompt: Annotated[
         str | None,
@@ -50,12 +57,18 @@ def feed(
     image: Annotated[
         str | None, typer.Option(help="Column of the image or images, beside a prompt or messages.", metavar="COLUMN")
     ] = None,
+    tools: Annotated[
+        str | None, typer.Option(help="Column of the tools that messages may call.", metavar="COLUMN")
+    ] = None,
     meta: Annotated[
         list[str] | None,
         typer.Option(help="Column to pass through unread, in `meta`; may be repeated.", metavar="COLUMN"),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="Split of a folder that has several, such as train.", metavar="NAME")
+    ] = None,
+    subset: Annotated[
+        str | None, typer.Option(help="Subset (configuration) of a folder that has several.", metavar="NAME")
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Separator of the cells of CSV.", metavar="CHARACTER")] = None,
     rate: Annotated[
@@ -65,34 +78,65 @@ def feed(
     records: Annotated[int | None, typer.Option(help="Number of records to send.", min=1, metavar="N")] = None,
     skip: Annotated[int, typer.Option(help="Number of records to leave out first.", min=0, metavar="N")] = 0,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot become a record.")
+        bool,
+        typer.Option(
+            "--skip-bad-rows",
+            help="Leave out and count rows that cannot become a record, or that a daemon would refuse.",
+        ),
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Check that a daemon would learn each record before it is sent.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything; send nothing.")] = False,
 ) -> None:
     """Write files to a Kafka topic, one record per line or row.
 
-    Returns once all in-sync replicas have acknowledged every record. Without a mapping, lines of JSONL are sent as they
-    stand, and columns of other files are taken if they are named like a record's fields. Ctrl-C waits for the
-    acknowledgements of what was sent.
+    Every record is checked before the first is sent; those of a pipe and with --skip-bad-rows one by one. Returns once
+    all in-sync replicas have acknowledged every record. Without a mapping, lines of JSONL are sent as they stand, and
+    columns of other files are taken if they are named like a record's fields, or all if the configuration maps them.
+    Ctrl-C waits for the acknowledgements of what was sent.
     """
     from streamlearn.daemon.process import StopSignals  # noqa: PLC0415 - not needed for --help
 
-    named = {"prompt": prompt, "completion": completion, "text": text, "messages": messages, "image": image}
+    named = {
+        "prompt": prompt,
+        "completion": completion,
+        "text": text,
+        "messages": messages,
+        "image": image,
+        "tools": tools,
+    }
     fields = {field: column for field, column in named.items() if column is not None}
     portion = Portion(rate, loop, records, skip)
     cluster = None if dry_run else cluster_of(config, bootstrap_servers)
-    opened = open_records(file, fields, meta or [], split, delimiter, skip_bad_rows=skip_bad_rows)
-    if cluster is None:
-        _say(*preview(opened, portion))
-        return
     stop = threading.Event()
+    from connectors.rows import open_file  # noqa: PLC0415
+
+    rows = open_file(file, split=split, subset=subset, delimiter=delimiter, stopped=stop.is_set)
+    if loop and rows.is_pipe:
+        raise UsageError(f"--loop reads a file again, but {file} is a pipe, which can be read once: leave it out")
+    checker = RecordCheck(config) if check else None
+    opened = open_records(rows, fields, meta or [], skip_bad_rows=skip_bad_rows or dry_run, check=checker)
+    if cluster is None:
+        _say(*preview(opened, portion), *([checker.scope] if checker else ["records were not checked (--no-check)"]))
+        if opened.refused and not skip_bad_rows:
+            raise SourceError(
+                f"{file}: {opened.refused.total()} rows would be refused: correct them, or leave them out with "
+                "--skip-bad-rows"
+            )
+        return
+    opened.num_trusted = 0 if skip_bad_rows else skip
+    if checker is not None and not (rows.is_pipe or skip_bad_rows):
+        opened.num_trusted = skip + check_all(opened, portion)
     signals = StopSignals()
     signals.call_on_signal(lambda _: stop.set())
     with signals.installed():
         result = send(opened, portion, topic, cluster, stop)
+    if not result.sent and not stop.is_set():
+        raise UsageError(f"{file}: expected at least one record, found none{_refused(opened)}")
     _say(summary(result, topic, opened))
     if stop.is_set() and not loop:
-        _say(f"interrupted: continue with --skip {skip + result.acknowledged}")
+        _say("interrupted" if rows.is_pipe else f"interrupted: continue with --skip {skip + result.acknowledged}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -116,7 +160,7 @@ def cluster_of(config: Path | None, bootstrap_servers: str | None) -> "KafkaSett
     """The cluster to write to, from a configuration file or from broker addresses.
 
     Raises:
-        UsageError: none or both were given, a broker is not on this machine, or there is no source.kafka.
+        UsageError: none or two clusters were given, or a broker is not on this machine.
         ConfigError: the configuration cannot be used.
     """
     from pydantic import ValidationError  # noqa: PLC0415 - not needed for --help
@@ -125,9 +169,10 @@ def cluster_of(config: Path | None, bootstrap_servers: str | None) -> "KafkaSett
 
     if config is None and bootstrap_servers is None:
         raise UsageError("feed needs a cluster to write to: add --config FILE or --bootstrap-servers HOST:PORT")
-    if config is not None and bootstrap_servers is not None:
-        raise UsageError("--config and --bootstrap-servers both name a cluster: keep one")
-    if config is None:
+    kafka = None if config is None else load(config).source.kafka
+    if kafka is not None and bootstrap_servers is not None:
+        raise UsageError(f"{config} and --bootstrap-servers both name a cluster: keep one")
+    if bootstrap_servers is not None:
         try:
             return KafkaSettings(bootstrap_servers=bootstrap_servers, topics=("unused",), security_protocol="PLAINTEXT")
         except ValidationError as error:
@@ -135,41 +180,99 @@ def cluster_of(config: Path | None, bootstrap_servers: str | None) -> "KafkaSett
                 f"--bootstrap-servers: expected brokers on this machine, since it connects without TLS, found "
                 f"{bootstrap_servers}; use --config FILE for any other cluster"
             ) from error
-    kafka = load(config).source.kafka
     if kafka is None:
         raise UsageError(f"{config} has no source.kafka, but feed writes to a Kafka topic: add --bootstrap-servers")
     return kafka
 
 
+class RecordCheck:
+    """The daemon's own decoder, without the model's weights.
+
+    Where no configuration names the daemon's backbone, or its files are not on this machine, the bundled image-text
+    model stands in for it. Then everything but tokens and lengths is checked.
+    """
+
+    def __init__(self, config: Path | None) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            ConfigError: the configuration cannot be used.
+        """
+        from streamlearn.backbone.load import load_preprocessing, locate, outline  # noqa: PLC0415 - imports torch
+        from streamlearn.daemon.model import decoder_of  # noqa: PLC0415
+        from streamlearn.settings import BackboneSettings, Settings, load  # noqa: PLC0415
+        from streamlearn.stream.position import TopicPartition  # noqa: PLC0415
+
+        settings = Settings.model_validate({"source": {"jsonl": {"path": "-"}}}) if config is None else load(config)
+        self.scope = f"checked as a daemon with {config} reads them"
+        """What was checked, for people."""
+        missing = "no --config names a daemon's" if config is None else ""
+        try:
+            if not missing and locate(settings.backbone) is None:
+                missing = f"{settings.backbone.model} is not on this machine"
+        except ConfigError as error:
+            missing = str(error)
+        if missing:
+            limits = dict.fromkeys(_UNKNOWN_LIMITS if config is None else _LIMITS_IN_TOKENS, _NO_LIMIT)
+            stream = settings.stream.model_copy(update=limits)
+            backbone = BackboneSettings(model="builtin:nano-vl")
+            settings = settings.model_copy(update={"backbone": backbone, "stream": stream})
+            self.scope = f"checked without the backbone's tokens and limits: {missing}"
+        shape = outline(settings.backbone)
+        self._decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))
+        self._origin = TopicPartition("feed", 0)
+        self.has_mapping = bool(settings.records.mapped or settings.records.unwrap)
+
+    def __call__(self, value: bytes) -> None:
+        """Raise RecordError if the record would become a dead letter."""
+        self._decoder.decode(Record(self._origin, 0, value))
+
+
+_LIMITS_IN_TOKENS = ("max_tokens", "batch_tokens")
+_UNKNOWN_LIMITS = (*_LIMITS_IN_TOKENS, "max_record_bytes", "max_string_chars", "max_images", "max_image_pixels")
+_NO_LIMIT = 1 << 30
+
+
 def open_records(
-    path: Path,
+    file: "RowFile",
     fields: dict[str, str],
     meta: Sequence[str] = (),
-    split: str | None = None,
-    delimiter: str | None = None,
     *,
     skip_bad_rows: bool = False,
+    check: RecordCheck | None = None,
 ) -> "Records":
-    """Open a file or a folder, check its columns, and read its first record.
+    """Map a file's columns to the fields of a record.
 
     Raises:
         UsageError: the options do not fit the file.
-        SourceError: it cannot be read, its first row cannot become a record, or it has no records.
     """
-    from connectors.rows import ColumnMapping, Records, open_file  # noqa: PLC0415 - not needed for --help
+    from connectors.columns import ColumnMapping, Records, WholeRows  # noqa: PLC0415 - not needed for --help
 
-    file = open_file(path, split=split, delimiter=delimiter)
-    mapping = None
+    mapping: ColumnMapping | WholeRows | None = None
     if fields:
         mapping = ColumnMapping(fields, meta)
+    elif file.columns is not None and check is not None and check.has_mapping:
+        mapping = WholeRows(file.columns)
     elif file.columns is not None:
-        mapping = ColumnMapping.by_name(file.columns, path, meta)
+        mapping = ColumnMapping.by_name(file.columns, file.path, meta)
     elif meta:
         raise UsageError("--meta needs a mapping of the other columns too, such as --prompt and --completion")
-    records = Records(file, mapping, skip_bad_rows=skip_bad_rows)
-    if records.first() is None:
-        raise UsageError(f"{path}: expected at least one record, found none")
-    return records
+    return Records(file, mapping, skip_bad_rows=skip_bad_rows, check=check)
+
+
+def check_all(records: "Records", portion: Portion) -> int:
+    """Check the records that are to be sent, with progress on stderr, and return their number.
+
+    Raises:
+        UsageError: there are none.
+        SourceError: one of them would be refused, or the file cannot be read.
+    """
+    with err.status("checking"):
+        end = None if portion.records is None else portion.skip + portion.records
+        number = sum(1 for _ in islice(records, portion.skip, end))
+    if not number:
+        raise UsageError("expected at least one record, found none")
+    return number
 
 
 def portion_of(records: "Records", portion: Portion, stop: threading.Event) -> "Iterator[FeedRecord]":
@@ -247,11 +350,17 @@ def summary(result: "FeedResult", topic: str, records: "Records") -> str:
         f"{result.sent} records sent, {result.acknowledged} acknowledged by {topic} in {result.seconds:.1f} s "
         f"({rate:.0f} a second)"
     )
-    return f"{text}; {records.num_skipped} bad rows left out" if records.num_skipped else text
+    return text + _refused(records)
+
+
+def _refused(records: "Records") -> str:
+    """What was left out, by reason."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in records.refused.most_common())
+    return f"; {records.refused.total()} bad rows left out ({counts})" if counts else ""
 
 
 def preview(records: "Records", portion: Portion) -> Sequence[str]:
-    """Read everything that would be sent, and say what it is: how much, from which columns, and the first record."""
+    """Read everything that would be sent; say how much, from which columns, and what would be refused."""
     first, number = "", 0
     for record in portion_of(records, Portion(records=portion.records, skip=portion.skip), threading.Event()):
         first = first or f"{record.place}: {record.value.decode('utf-8', 'replace')}"
@@ -259,11 +368,15 @@ def preview(records: "Records", portion: Portion) -> Sequence[str]:
     return [
         f"columns: {records.mapping or 'none mapped, lines are sent as they stand'}",
         f"first record: {first or 'none'}",
-        f"{number} records would be sent; {records.num_skipped} bad rows left out",
+        f"{number} records would be sent{_refused(records) or '; 0 bad rows left out'}",
+        *(f"first {reason}: {message}" for reason, message in records.first_refused.items()),
     ]
 
 
 def _passes(records: "Records", loop: bool) -> "Iterator[FeedRecord]":
     yield from records
-    while loop and records.first() is not None:  # the file may be emptied meanwhile
-        yield from records
+    while loop:
+        record = None
+        for record in records:
+            yield record
+        loop = record is not None  # the file may be emptied meanwhile

@@ -271,15 +271,27 @@ def status(
 
 
 @app.command("check-config")
-def check_config(config: ConfigOption) -> None:
+def check_config(
+    config: ConfigOption,
+    sample: Annotated[
+        int,
+        typer.Option(help="Also read this many records and show what would be learned of each.", min=0, metavar="N"),
+    ] = 0,
+) -> None:
     """Check a configuration without starting anything.
 
-    Exits 78 and names what is wrong if `run` would refuse it.
+    Exits 78 and names what is wrong if `run` would refuse it. --sample reads records from the beginning of the topic or
+    file, shows each as text with what is learned between ⟦ and ⟧, and counts what would be refused and why.
     """
     from streamlearn.cli.doctor import check_backbone  # noqa: PLC0415
 
     settings = load_settings(config)
     out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
+    if sample:
+        from streamlearn.cli.sample import sample as read_sample  # noqa: PLC0415
+
+        for text in read_sample(settings, sample):
+            out.print(text, soft_wrap=True)
 
 
 @app.command()

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from streamlearn.errors import Reason
+
 if TYPE_CHECKING:
     from streamlearn.settings import Settings
 
@@ -33,6 +35,17 @@ def load_settings(config: Path) -> "Settings":
     from streamlearn.settings import load  # noqa: PLC0415 - pydantic and YAML are not needed for --help
 
     return load(config)
+
+
+def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
+    """Ignored records by reason, in words.
+
+    >>> ignored_counts({"deletion": 1200, "label_false": 2}), ignored_counts({"deletion": 1})
+    (['1,200 deletions', '2 with label false'], ['1 deletion'])
+    """
+    deletions, avoided = ignored.get(Reason.DELETION, 0), ignored.get(Reason.LABEL_FALSE, 0)
+    counted = [f"{deletions:,} deletion{'s' if deletions > 1 else ''}"] if deletions else []
+    return counted + ([f"{avoided:,} with label false"] if avoided else [])
 
 
 MIN_TEXT = 20  # columns of the terminal that a column of text keeps

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import orjson
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.options import Cell, render_table
+from streamlearn.cli.options import Cell, ignored_counts, render_table
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
+from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status
+from streamlearn.stream.mapping import RecordMapping
 from streamlearn.stream.record import IGNORED, Batch
 
 FIRST, LAST = 2, 50
@@ -67,8 +68,9 @@ class LabeledSegments:
     only: training never reads it. Without a key the whole run is one segment.
     """
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, mapping: RecordMapping | None = None) -> None:
         self.key = key
+        self._mapping = mapping or RecordMapping(RecordsSettings(), StreamSettings())
         self.all: deque[LabeledSegment] = deque(maxlen=100)  # the stream may be endless
 
     def add(self, batch: Batch, step: Step) -> None:
@@ -82,9 +84,10 @@ class LabeledSegments:
             self.all[-1].add(losses, step, len(losses) / len(batch.records))
 
     def _label(self, value: bytes | None) -> str:
-        if self.key is None or value is None:
+        if self.key is None:
             return "stream"
-        return str((orjson.loads(value).get("meta") or {}).get(self.key, "stream"))
+        meta = self._mapping.canonical(self._mapping.parse(value)).get("meta")
+        return str(meta.get(self.key, "stream")) if isinstance(meta, dict) else "stream"
 
 
 class ProgressDisplay:
@@ -93,9 +96,9 @@ class ProgressDisplay:
     Where standard output is no terminal, the log reports progress.
     """
 
-    def __init__(self, key: str | None, endpoint: str | None) -> None:
+    def __init__(self, key: str | None, endpoint: str | None, mapping: RecordMapping | None = None) -> None:
         self.console = Console(file=sys.stdout)
-        self.segments = LabeledSegments(key)
+        self.segments = LabeledSegments(key, mapping)
         self.snapshots = 0
         self.shifts: deque[ShiftReport] = deque(maxlen=100)  # the stream may be endless
         self._endpoint = endpoint
@@ -139,6 +142,7 @@ class ProgressDisplay:
             f"{status.tokens_per_s:,.0f} tokens/s",
             f"loss {status.loss_smoothed:.3f}" if status.loss_smoothed is not None else "",
             f"{status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else "",
+            *ignored_counts(status.ignored),
             _regime(status.adaptation),
             self.segments.all[-1].label if self.segments.key and self.segments.all else "",
             self._endpoint or "",
@@ -152,10 +156,9 @@ class ProgressDisplay:
         if self.segments.all:
             self.console.print(_segments(list(self.segments.all)))
         trained = status.records_trained - self._first_records
-        self.console.print(
-            f"{trained:,} records trained, {status.records_dead_lettered:,} dead letters, {status.step:,} steps, "
-            f"{time.monotonic() - self._started:.0f} s"
-        )
+        counts = [f"{trained:,} records trained", f"{status.records_dead_lettered:,} dead letters"]
+        counts += [*ignored_counts(status.ignored), f"{status.step:,} steps"]
+        self.console.print(f"{', '.join(counts)}, {time.monotonic() - self._started:.0f} s")
         for form, number in status.truncated_records.items():
             self.console.print(
                 f"{number:,} records of form {form} were longer than stream.max_tokens and lost "

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamlearn import controls as control_file
+from streamlearn.board import HEARTBEAT_BOUND_S, Board, Clock
 from streamlearn.cli.progress import ProgressDisplay
 from streamlearn.controls import AuditLog
 from streamlearn.daemon.build import Components
@@ -27,7 +28,7 @@ from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import StateLock
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import HEARTBEAT_BOUND_S, Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 
 if TYPE_CHECKING:
     from streamlearn.distributed.processes import Leader
@@ -130,7 +131,7 @@ def _train(
     started = time.monotonic()
     components = build()
     _publish_identity(components, board)
-    display = ProgressDisplay(segment_by, endpoint)
+    display = ProgressDisplay(segment_by, endpoint, components.decoder.mapping)
     try:
         daemon = Daemon(components, board, jobs, observer=display)
         signals.call_on_signal(daemon.stop)

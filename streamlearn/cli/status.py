@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamlearn.cli.client import checked_response, daemon_url, request
-from streamlearn.cli.options import Cell, render_table
+from streamlearn.cli.options import Cell, ignored_counts, render_table
 from streamlearn.errors import SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
@@ -125,12 +125,13 @@ def _overview(status: StatusView) -> _Pairs:
     loss, forgetting, snapshot = status.prequential_loss_nats, status.forgetting, status.last_snapshot
     held_out = f", {status.records_held_out:,} held out" if status.records_held_out else ""
     dead = f", {status.records_dead_lettered:,} dead letters" if status.records_dead_lettered else ""
+    ignored = "".join(f", {counted}" for counted in ignored_counts(status.ignored))
     truncated = sum(status.truncated_records.values())
     cut = f", {truncated:,} truncated by {sum(status.truncated_tokens.values()):,} tokens" if truncated else ""
     left = {
         "phase": status.phase + (f": {status.reason}" if status.reason else ""),
         "step": f"{status.step:,}",
-        "records": f"{status.records_trained:,} trained{held_out}{dead}{cut}",
+        "records": f"{status.records_trained:,} trained{held_out}{dead}{ignored}{cut}",
         "tokens/s": f"{status.tokens_per_s:,.0f}",
         "requests": f"{status.requests.known:,} known, {status.requests.unknown:,} unknown",
         "lag": f"{sum(lags):,} records" if lags else "unknown",

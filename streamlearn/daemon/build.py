@@ -18,6 +18,7 @@ from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
 from streamlearn.adapters.presets import HeadLoraConfig, check
 from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
+from streamlearn.board import Clock
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
 from streamlearn.daemon.checkpoint import Checkpoint
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape
@@ -31,7 +32,6 @@ from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import Clock
 
 if TYPE_CHECKING:
     from streamlearn.distributed.processes import Leader

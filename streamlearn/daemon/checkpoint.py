@@ -1,8 +1,8 @@
 """Exactly once, through any crash: what is made durable, in which order, and how a run resumes from it.
 
-A snapshot names one position per partition. Every record before it was trained on, held out or dead-lettered; every
-record from it on is read again after a restart, and the same batches are formed from it. The classes in `snapshot/`
-make single files durable; the order among them is decided here and nowhere else.
+A snapshot names one position per partition. Every record before it was trained on, held out, dead-lettered or ignored;
+every record from it on is read again after a restart, and the same batches are formed from it. The classes in
+`snapshot/` make single files durable; the order among them is decided here and nowhere else.
 
     RESTORE, at start and by a rollback
       1. Weights, optimizer, detectors and ledger are those of the snapshot; a new run has none. The history is cut at
@@ -63,7 +63,7 @@ from streamlearn.settings import Settings, fingerprint
 from streamlearn.snapshot.crash_guard import MAX_CRASHES, CrashGuard
 from streamlearn.snapshot.files import is_disk_full
 from streamlearn.snapshot.journal import Journal, JournalEntry
-from streamlearn.snapshot.manifest import ManifestDraft
+from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, dump_components
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import SnapshotStatus
@@ -84,12 +84,13 @@ MIN_SNAPSHOTS = 2  # kept even when the disk is full
 
 @dataclass
 class Ledger:
-    """Counts that add up: records read = trained + dead-lettered + held out. The position follows the last of them."""
+    """Counts that add up: read = trained + dead-lettered + held out + ignored. The position follows the last one."""
 
     position: Position = field(default_factory=Position)
     trained: Counter[TopicPartition] = field(default_factory=Counter)
     dead_lettered: Counter[TopicPartition] = field(default_factory=Counter)
     held_out: Counter[TopicPartition] = field(default_factory=Counter)
+    ignored: Counter[TopicPartition] = field(default_factory=Counter)
 
     def account(self, batch: Batch, *, refused: bool, held_out: Collection[int] = ()) -> None:
         """Count a batch: its records were trained on, or dead-lettered if the update was refused.
@@ -97,6 +98,7 @@ class Ledger:
         `held_out` holds the indices of records that were evaluated only.
         """
         self.dead_lettered.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
+        self.ignored.update(ignored.id.origin for ignored in batch.ignored)
         column = self.dead_lettered if refused else self.trained
         for index, record in enumerate(batch.records):
             (self.held_out if index in held_out else column)[record.origin] += 1
@@ -107,19 +109,20 @@ class Ledger:
         self.dead_lettered[run.origin] += run.num_records
         self.position = Position({**self.position, run.origin: run.next_offset})
 
-    def rows(self) -> list[tuple[str, int, int, int, int]]:
-        """Topic, partition, trained, dead-lettered, held out: one row per partition, sorted."""
-        origins = sorted(set(self.position) | set(self.trained) | set(self.dead_lettered) | set(self.held_out))
-        return [(o.topic, o.partition, self.trained[o], self.dead_lettered[o], self.held_out[o]) for o in origins]
+    def rows(self) -> list[LedgerRow]:
+        """One row per partition, sorted."""
+        columns = self.trained, self.dead_lettered, self.held_out, self.ignored
+        origins = sorted(set(self.position).union(*columns))
+        return [LedgerRow(o.topic, o.partition, *(column[o] for column in columns)) for o in origins]
 
     @classmethod
-    def restore(cls, position: Position, rows: Iterable[tuple[str, int, int, int, int]]) -> Self:
+    def restore(cls, position: Position, rows: Iterable[LedgerRow]) -> Self:
         """The inverse of `rows`, with the position of the same snapshot."""
         ledger = cls(position)
-        for topic, partition, trained, dead_lettered, held_out in rows:
-            origin = TopicPartition(topic, partition)
-            ledger.trained[origin], ledger.dead_lettered[origin] = trained, dead_lettered
-            ledger.held_out[origin] = held_out
+        for row in rows:
+            origin = TopicPartition(row.topic, row.partition)
+            ledger.trained[origin], ledger.dead_lettered[origin] = row.trained, row.dead_lettered
+            ledger.held_out[origin], ledger.ignored[origin] = row.held_out, row.ignored
         return ledger
 
 
@@ -135,6 +138,8 @@ class RunState:
     """Tokens trained on."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Dead letters by reason."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Ignored records by reason."""
     truncated: Counter[str] = field(default_factory=Counter)
     """Records cut to `stream.max_tokens`, by form."""
     cut_tokens: Counter[str] = field(default_factory=Counter)
@@ -173,10 +178,11 @@ class RunState:
         refused = step is not None and step.refusal is not None
         self.ledger.account(batch, refused=refused, held_out=held_out)
         self.reasons.update(str(dead_lettered.reason) for dead_lettered in batch.dead_lettered)
+        self.ignored.update(str(ignored.reason) for ignored in batch.ignored)
         for truncation in batch.truncations:
             self.truncated[truncation.form] += 1
             self.cut_tokens[truncation.form] += truncation.num_cut
-        self.records_since_save += len(batch.records) + len(batch.dead_lettered)
+        self.records_since_save += len(batch.records) + len(batch.dead_lettered) + len(batch.ignored)
         if step is None:
             return
         if refused:
@@ -226,8 +232,9 @@ class RunState:
 
     @property
     def records(self) -> int:
-        """Records that are done: trained on, dead-lettered or held out."""
-        return self.ledger.trained.total() + self.ledger.dead_lettered.total() + self.ledger.held_out.total()
+        """Records that are done: trained on, dead-lettered, held out or ignored."""
+        ledger = self.ledger
+        return sum(column.total() for column in (ledger.trained, ledger.dead_lettered, ledger.held_out, ledger.ignored))
 
 
 @dataclass(frozen=True)
@@ -471,6 +478,7 @@ class Checkpoint:
             journalled=[BatchEnd(RecordId(run.origin, run.next_offset - 1), flush) for run, flush in ends],
             skipped=self._controls.state.skipped,
             given_up={**dict.fromkeys(refused, _REFUSED), **dict.fromkeys(guard.given_up, _KILLED)},
+            ignored=self._model.decoder.mapping.ignored,
             decoding=guard.decoding,
             ahead=self._decoding,
             clock=self._clock,

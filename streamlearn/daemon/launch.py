@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from streamlearn.backbone.load import device_of, outline
+from streamlearn.board import Board
 from streamlearn.daemon.model import Model, adapter_of
 from streamlearn.daemon.process import STOPPING
 from streamlearn.distributed import ProcessRank
@@ -22,7 +23,6 @@ from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.settings import Settings, with_defaults
-from streamlearn.status import Board
 
 BEATS = 4
 """Signs of life within the longest wait for one."""

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from streamlearn.board import Board
 from streamlearn.controls import Control, Scope
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.process import Degradation
@@ -26,7 +27,7 @@ from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch
 from streamlearn.snapshot.parts import SnapshotInfo, snapshot_name
-from streamlearn.status import Board, PartitionStatus, Phase, Status
+from streamlearn.status import PartitionStatus, Phase, Status
 from streamlearn.stream.intake import FlushReason
 from streamlearn.stream.record import Batch
 
@@ -504,6 +505,7 @@ class Daemon:
             loss_smoothed=state.loss_smoothed,
             learning_rate=self.learner.learning_rate,
             dead_letters=dict(state.reasons),
+            ignored=dict(state.ignored),
             truncated_records=dict(state.truncated),
             truncated_tokens=dict(state.cut_tokens),
             update_refusals=state.refusals,

@@ -107,9 +107,23 @@ class Model:
 
 
 def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decoder:
-    """Build the decoder of a configuration; `load_preprocessing` suffices for it."""
+    """Build the decoder of a configuration; `load_preprocessing` suffices for it.
+
+    Raises:
+        ConfigError: conversations cannot be learned with the backbone's chat template.
+    """
     types = settings.learner.sample_types if objective(settings).localized_balance else ()
-    return Decoder(backbone.tokenizer, settings.stream, backbone.vocab_size, types, backbone.vision, backbone.template)
+    decoder = Decoder(
+        backbone.tokenizer,
+        settings.stream,
+        backbone.vocab_size,
+        types,
+        backbone.vision,
+        backbone.template,
+        settings.records,
+    )
+    decoder.check_template()
+    return decoder
 
 
 def save_adapter(learner: Learner, name: str, folder: Path) -> None:

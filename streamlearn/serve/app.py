@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from streamlearn import __version__, controls
+from streamlearn.board import Board, Clock
 from streamlearn.controls import VERBS, AuditLog, Control, Requester, Scope, Verb
 from streamlearn.errors import SnapshotError
 from streamlearn.events import Event, get_logger
@@ -74,7 +75,6 @@ from streamlearn.serve.models import (
 from streamlearn.serve.openai import openai_routes
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board, Clock
 
 _log = get_logger("serve")
 

@@ -15,12 +15,13 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Receive
 
+from streamlearn.board import Board
 from streamlearn.errors import AdapterGoneError, RecordError, StreamlearnError, UsageError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import is_json, wrong_content_type
 from streamlearn.http.responses import ApiError, from_http, internal_error, unavailable, while_connected
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
-from streamlearn.status import Board, UnknownRegimeError
+from streamlearn.status import UnknownRegimeError
 
 RETRY_AFTER_S = 5
 _log = get_logger("serve")

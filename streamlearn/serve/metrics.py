@@ -14,18 +14,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from streamlearn.board import Board, Clock
 from streamlearn.jobs.queue import JobQueue
-from streamlearn.status import (
-    ANSWERED_BY,
-    HELD_BACK,
-    AdaptationStatus,
-    Board,
-    Clock,
-    Phase,
-    PublicationStatus,
-    Status,
-    TrackerStatus,
-)
+from streamlearn.status import ANSWERED_BY, HELD_BACK, AdaptationStatus, Phase, PublicationStatus, Status, TrackerStatus
 
 # Metric families in a few words: one value, values by label, a histogram, one of several states.
 #
@@ -253,6 +244,7 @@ def _run_totals(status: Status) -> Iterator[Metric]:
         "trained": status.records_trained,
         "held_out": status.records_held_out,
         "dead_lettered": status.records_dead_lettered,
+        "ignored": status.records_ignored,
     }
     yield gauges("run_records", records, ["outcome"], [([outcome], number) for outcome, number in outcomes.items()])
 

@@ -17,13 +17,12 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
+from streamlearn.board import Board, Clock
 from streamlearn.jobs.queue import ApiModel
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
     AdaptationStatus,
-    Board,
-    Clock,
     DeadLetterRow,
     FallbackStatus,
     ForgettingMeans,
@@ -444,6 +443,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),
+        ignored=dict(status.ignored),
         truncated_records=dict(status.truncated_records),
         truncated_tokens=dict(status.truncated_tokens),
         tokens_per_s=round(status.tokens_per_s, 1),

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.sse import format_sse_event
 from starlette.types import Receive
 
+from streamlearn.board import Board, Clock
 from streamlearn.errors import RecordError, StreamlearnError
 from streamlearn.http.responses import (
     EVENT_STREAM,
@@ -46,7 +47,7 @@ from streamlearn.serve.openai_schemas import (
     refuse_unsupported,
 )
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board, Clock, Requested, Route, Status
+from streamlearn.status import Requested, Route, Status
 
 
 @dataclass(frozen=True, slots=True)

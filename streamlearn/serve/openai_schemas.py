@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, Sampling
 from streamlearn.serve.models import PositiveCount, require_number
+from streamlearn.settings.records import Role
 from streamlearn.status import Route
-from streamlearn.stream.conversation import Role
 
 DEFAULT_NAME = "streamlearn"
 DEFAULT_TEXT_TOKENS = 16

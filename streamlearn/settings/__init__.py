@@ -19,6 +19,7 @@ from streamlearn.settings.learning import (
     Quantization,
     ShiftSettings,
 )
+from streamlearn.settings.records import RecordsSettings, RegistrySettings
 from streamlearn.settings.section import section_type
 from streamlearn.settings.serving import (
     DistributedSettings,
@@ -63,6 +64,8 @@ __all__ = [
     "ProbeSettings",
     "PublishSettings",
     "Quantization",
+    "RecordsSettings",
+    "RegistrySettings",
     "ServeSettings",
     "Settings",
     "ShiftSettings",

@@ -23,6 +23,7 @@ from streamlearn.settings.learning import (
     ProbeSettings,
     ShiftSettings,
 )
+from streamlearn.settings.records import RecordsSettings
 from streamlearn.settings.section import Section, section_type
 from streamlearn.settings.serving import (
     DistributedSettings,
@@ -55,6 +56,8 @@ class Settings(BaseSettings):
     """Seed of all random numbers."""
     source: SourceSettings
     """The connector that records are read from."""
+    records: RecordsSettings = RecordsSettings()
+    """What a record is made of."""
     stream: StreamSettings = StreamSettings()
     """Limits of a record, and batches."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
@@ -152,7 +155,8 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
     The device is omitted: a run may continue on another machine, though not bit for bit. So is the linger: a replay
-    takes flushes from the journal. Offloading, sharding and activation checkpointing change no bit.
+    takes flushes from the journal. Offloading, sharding and activation checkpointing change no bit. Of the section
+    records only what is set is stored.
     """
     omitted = {
         "backbone": {"device", "shard"},
@@ -160,7 +164,9 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
         "adapter": {"max_in_memory"},
         "learner": {"activation_checkpointing"},
     }
-    return settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=omitted)
+    values = settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=omitted)
+    records = settings.records.model_dump(mode="json", exclude={"registry"}, exclude_defaults=True)
+    return {**values, "records": records} if records else values
 
 
 def digest(values: Mapping[str, Any]) -> str:

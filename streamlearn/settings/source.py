@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    Field,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -73,7 +72,7 @@ class KafkaSettings(Section):
     """OAUTHBEARER: PEM file of the CAs that may sign the endpoint's certificate; by default the system's CAs."""
     sasl_oauthbearer_token_file: Path | None = None
     """OAUTHBEARER: file with a token that another program renews, instead of an endpoint; read for each session."""
-    sasl_oauthbearer_extensions: dict[str, str] = Field(default_factory=dict)
+    sasl_oauthbearer_extensions: dict[str, str] | None = None
     """OAUTHBEARER: SASL extensions, for example logicalCluster and identityPoolId for Confluent Cloud."""
     sasl_kerberos_service_name: str = "kafka"
     """GSSAPI: service in the brokers' principals (service/host@REALM)."""

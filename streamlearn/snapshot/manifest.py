@@ -84,6 +84,7 @@ class LedgerRow(NamedTuple):
     trained: int
     dead_lettered: int
     held_out: int
+    ignored: int = 0
 
 
 class FileEntry(BaseModel):
@@ -110,7 +111,7 @@ class ManifestDraft(BaseModel):
     """Per partition, the offset after the last record that was examined for shifts. Records at or after it had no
     influence on the state; those between the position and it may have."""
     ledger: tuple[LedgerRow, ...]
-    """Per partition, how many records were trained, dead-lettered, and held out."""
+    """Per partition, how many records were trained, dead-lettered, held out, and ignored."""
     dead_letter_mark: JsonMap
     """The sink's bookmark, as returned by `DeadLetters.mark`."""
     config: JsonMap
@@ -217,7 +218,7 @@ def _check_seal(data: bytes, where: str) -> None:
 
 # --- the check of a snapshot against the current configuration --------------------------------------------------------
 
-ACCEPTABLE = ("learner", "stream", "seed")
+ACCEPTABLE = ("learner", "records", "stream", "seed")
 """Sections that affect only what is learned next."""
 
 _MAX_REGIMES = "shift.max_regimes"

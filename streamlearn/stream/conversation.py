@@ -4,14 +4,14 @@ import difflib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
+from streamlearn.settings.records import Role
 from streamlearn.stream.parse import json_type, read_list, read_string
 from streamlearn.stream.template import Message
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES = get_args(Role)
 MAX_MESSAGES = 256
 """Maximum messages of a record. A template that looks at contents is rendered once for each of them."""
@@ -112,7 +112,10 @@ class _Reader:
             raise RecordError(Reason.BAD_FORM, f"{where} must have a role, found none")
         role = read_string(message["role"], f"{where}.role", self.limits)
         if role not in ROLES:
-            raise RecordError(Reason.BAD_FORM, f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}")
+            raise RecordError(
+                Reason.BAD_FORM,
+                f"{where}.role must be one of {', '.join(ROLES)}, found {role[:80]!r}; see records.roles",
+            )
         for name in _TEXT_FIELDS:
             if name in message:
                 read_string(message[name], f"{where}.{name}", self.limits)

@@ -8,14 +8,14 @@ A record has one of these forms:
     prompt + completion     lists of messages: every assistant turn of the completion is learned
     input_ids               with optional labels
 
-`meta`, the key, the headers and the timestamp are ignored.
+`meta`, the key, the headers and the timestamp are ignored. What else a topic may hold becomes such a record in
+`mapping`.
 
 A prompt or messages may come with images: `image` holds one base64 string or a list of them. They take the places of
 `<image>` in the prompt, or of `{"type": "image"}` parts in a message's content, in order. Without such places they come
 first.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 
 from streamlearn.errors import Reason, RecordError
-from streamlearn.settings import StreamSettings
+from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.stream.conversation import Conversation, read_conversation
 from streamlearn.stream.encode import Encoder
 from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
-from streamlearn.stream.parse import json_type, parse, read_integers, read_string
+from streamlearn.stream.mapping import RecordMapping
+from streamlearn.stream.parse import json_type, read_integers, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage, Truncation
 from streamlearn.stream.truncate import Draft, Turns, cut_conversation, cut_tokens, too_long
 
 _FORM_OF = {field: form.name for form in FORMS for field in form.fields}
-_KNOWN = (*_FORM_OF, "tools", "image", "meta", "sample_type")
 _WITH_IMAGES = tuple(form.name for form in FORMS if form.takes_images)
 
 
@@ -47,8 +47,10 @@ class Decoder:
         sample_types: tuple[str, ...] = (),
         vision: VisionProcessor | None = None,
         template: str | None = None,
+        records: RecordsSettings | None = None,
     ) -> None:
         """Build a decoder; `template` is a chat template that replaces the tokenizer's own."""
+        self.mapping = RecordMapping(records or RecordsSettings(), settings)
         self._settings = settings
         self._placeholders = ImagePlaceholders(vision, settings)
         self._sample_types = sample_types  # empty: sample types are not used, and any is accepted
@@ -69,14 +71,15 @@ class Decoder:
         """
         if record.unreadable:
             raise RecordError(Reason.UNREADABLE, record.unreadable)
-        return self.decode_value(parse(record.value, self._settings))
+        return self.decode_value(self.mapping.parse(record.value))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
-        """Decode an object that is parsed already, as in a request.
+        """Decode an object that is parsed already, as in a request; it has the form of the topic's records.
 
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        value = self.mapping.canonical(value)
         form = self._form(value)
         draft, truncation = self._fitted(self._drafts[form](value), form)
         input_ids, labels = (np.array(tokens, dtype=np.int64) for tokens in (draft.ids, draft.labels))
@@ -121,6 +124,10 @@ class Decoder:
     @property
     def stop(self) -> frozenset[int]:
         return self._encoder.stop
+
+    def check_template(self) -> None:
+        """See `Encoder.check_template`."""
+        self._encoder.check_template()
 
     def text(self, ids: Sequence[int]) -> str:
         return self._encoder.to_text(ids)
@@ -182,6 +189,8 @@ class Decoder:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
         if isinstance(value["prompt"], list):
             return self._messages(value)
+        if value.get("tools"):
+            raise RecordError(Reason.BAD_FORM, "tools need a prompt of messages, found a string")
         prompt, completion = (read_string(value[name], name, self._settings) for name in ("prompt", "completion"))
         # Encoded separately, as in generation: no token spans the boundary.
         images = self._placeholders.images(value)
@@ -266,12 +275,7 @@ class _Source:
 
 
 def _form(value: Mapping[str, Any]) -> str:
-    """Return the record's form, which its keys decide."""
-    for key in value:
-        if key not in _KNOWN:
-            name = str(key)[:80]
-            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)
-            raise RecordError(Reason.BAD_FORM, f"{name!r}: unknown key, did you mean {near[0]}?")
+    """Return the form of a canonical record, which its keys decide."""
     forms = list(dict.fromkeys(form for key, form in _FORM_OF.items() if key in value))
     if len(forms) != 1:
         known = ", ".join(dict.fromkeys(_FORM_OF.values()))

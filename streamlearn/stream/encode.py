@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.stream.record import IGNORED
-from streamlearn.stream.template import ChatTemplate, Message, Rendering, Tools, Turn
+from streamlearn.stream.template import SAMPLE, ChatTemplate, Message, Rendering, Tools, Turn
 
 _MASKS = range(0xF0000, 0xF0100)  # private use: one of them masks the names of control tokens during rendering
 _REASONING_MARKS = ("<think>", "</think>")  # the model's own words, though templates write them too
@@ -90,6 +90,29 @@ class Encoder:
         """Encode a record's text; names of control tokens are encoded letter by letter."""
         [encoding] = self._plain.encode_batch_fast([text], add_special_tokens=False)  # without offsets
         return self._without_controls(encoding).ids
+
+    def check_template(self) -> None:
+        """Check that every answer of a sample conversation of three turns is learned.
+
+        Raises:
+            ConfigError: names what is lost.
+        """
+        if self._template is None:
+            return
+        advice = "write chat_template.jinja in the backbone's folder so that it renders every turn"
+        try:
+            _, labels = self.chat(SAMPLE)
+        except RecordError as error:
+            message = f"the backbone's chat template must render a conversation of three turns: {error}; {advice}"
+            raise ConfigError(message) from error
+        text = str(self._tokenizer.decode([label for label in labels if label != IGNORED])).casefold()
+        answers = [message["content"] for message in SAMPLE if message["role"] == "assistant"]
+        lost = [answer for answer in answers if answer.casefold() not in text]
+        if lost:
+            raise ConfigError(
+                f"the backbone's chat template must render every answer of a conversation of three turns, lost are "
+                f"{', '.join(map(repr, lost))}; {advice}"
+            )
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a record's text starts and ends."""

@@ -1,8 +1,8 @@
 """The intake: reads records from a source, decodes them and forms batches; unusable records become dead letters.
 
-Every record that is read ends in one of three places, decided here: the `records` of a batch, the `dead_lettered` of a
-batch, or the records that an operator skips, which leave the stream before it is batched. Every dead letter is sent by
-`Intake.set_aside`.
+Every record that is read ends in one of four places, decided here: the `records` of a batch, its `dead_lettered`, its
+`ignored`, or the records that an operator skips, which leave the stream before it is batched. Every dead letter is sent
+by `Intake.set_aside`.
 
 Which records form a batch depends on their order and lengths, and on where the stream was flushed. A flush closes the
 open batch, and nothing that was read waits for more records. It is due when the stream ends, when no record came for
@@ -16,7 +16,7 @@ The order of the stream does not change.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ from streamlearn.events import Event, get_logger
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.position import OffsetRange, PartitionRun, Position, RecordId, TopicPartition
-from streamlearn.stream.record import Batch, DeadLetteredRecord, Example, Record
+from streamlearn.stream.record import Batch, DeadLetteredRecord, Example, IgnoredRecord, Record
 from streamlearn.stream.source import DeadLetter, DeadLetters, Source
 
 MAX_DEAD_LETTERED = 1000
-"""Maximum number of dead-lettered records per batch."""
+"""Maximum number of dead-lettered and ignored records per batch."""
 _POLLED_BATCHES = 8  # records taken from the source at a time, in full batches
 
 _log = get_logger("stream")
@@ -45,13 +45,14 @@ class Batcher:
 
     A batch is closed when it holds `batch_records` records or exactly `batch_tokens` tokens, or by the record that
     would exceed `batch_tokens`; that record starts the next batch. A batch is also closed after MAX_DEAD_LETTERED
-    dead-lettered records, so that the position advances through a segment of unusable records, and by `flush`.
+    dead-lettered and ignored records, so that the position advances through a segment of them, and by `flush`.
     """
 
     settings: StreamSettings
     _records: list[Record] = field(default_factory=list)
     _examples: list[Example] = field(default_factory=list)
     _dead_lettered: list[DeadLetteredRecord] = field(default_factory=list)
+    _ignored: list[IgnoredRecord] = field(default_factory=list)
     _order: list[RecordId] = field(default_factory=list)
     _tokens: int = 0
 
@@ -72,7 +73,13 @@ class Batcher:
         """Add a record that became a dead letter; return the batch if this closes it."""
         self._order.append(record.id)
         self._dead_lettered.append(DeadLetteredRecord(record.id, reason, message))
-        return self.flush() if len(self._dead_lettered) == MAX_DEAD_LETTERED else []
+        return self._flush_if_long()
+
+    def add_ignored(self, record: Record, reason: Reason) -> list[Batch]:
+        """Add a record that is ignored; return the batch if this closes it."""
+        self._order.append(record.id)
+        self._ignored.append(IgnoredRecord(record.id, reason))
+        return self._flush_if_long()
 
     @property
     def open_runs(self) -> tuple[PartitionRun, ...]:
@@ -80,12 +87,22 @@ class Batcher:
         return runs_of(self._order)
 
     def flush(self) -> list[Batch]:
-        """Close the open batch, if there is one; it may hold only dead-lettered records."""
+        """Close the open batch, if there is one; it may hold only dead-lettered and ignored records."""
         if not self._order:
             return []
-        batch = Batch(tuple(self._records), tuple(self._examples), tuple(self._dead_lettered), runs_of(self._order))
-        self._records, self._examples, self._dead_lettered, self._order, self._tokens = [], [], [], [], 0
+        batch = Batch(
+            tuple(self._records),
+            tuple(self._examples),
+            tuple(self._dead_lettered),
+            runs_of(self._order),
+            tuple(self._ignored),
+        )
+        self._records, self._examples, self._tokens = [], [], 0
+        self._dead_lettered, self._ignored, self._order = [], [], []
         return [batch]
+
+    def _flush_if_long(self) -> list[Batch]:
+        return self.flush() if len(self._dead_lettered) + len(self._ignored) == MAX_DEAD_LETTERED else []
 
 
 def runs_of(records: Sequence[RecordId]) -> tuple[PartitionRun, ...]:
@@ -138,6 +155,7 @@ class Intake:
         journalled: Iterable[BatchEnd] = (),
         skipped: Sequence[OffsetRange] = (),
         given_up: GivenUp = MappingProxyType({}),
+        ignored: Collection[Reason] = (),
         decoding: Callable[[RecordId], AbstractContextManager[None]] = lambda _: nullcontext(),
         ahead: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -155,6 +173,7 @@ class Intake:
             journalled: Batches that must be formed again.
             skipped: Records that an operator skips.
             given_up: Records that become dead letters without being decoded.
+            ignored: Reasons of records that are counted as ignored instead of becoming dead letters.
             decoding: The context manager in which each record is decoded.
             ahead: Decodes in the background; without it records are decoded when a batch is requested.
             clock: Monotonic, in seconds; measures the linger.
@@ -168,6 +187,7 @@ class Intake:
         self._filter = RecordFilter(position, skipped)
         self._journalled = deque(journalled)
         self._given_up = given_up
+        self._ignored = ignored
         self._decoding = decoding
         self._executor = ahead
         self._clock = clock
@@ -311,7 +331,9 @@ class Intake:
 
     def _fill(self, decoded: Iterable[tuple[Record, Example | RecordError]]) -> None:
         for record, outcome in decoded:
-            if isinstance(outcome, RecordError):
+            if isinstance(outcome, RecordError) and outcome.reason in self._ignored:
+                self._closed.extend(self._batcher.add_ignored(record, outcome.reason))
+            elif isinstance(outcome, RecordError):
                 self.set_aside(record, outcome.reason, str(outcome))
                 self._closed.extend(self._batcher.add_dead_lettered(record, outcome.reason, str(outcome)))
             else:

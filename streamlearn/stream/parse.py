@@ -25,22 +25,45 @@ def parse(value: bytes | None, limits: StreamSettings) -> dict[str, Any]:
     if value is None or not value.strip():
         raise RecordError(Reason.EMPTY, "a record must be a JSON object, found no value")
     if len(value) > limits.max_record_bytes:
-        raise RecordError(
-            Reason.TOO_LARGE,
-            f"a record may have at most {limits.max_record_bytes} bytes (max_record_bytes), found {len(value)}",
-        )
+        raise too_large(value, limits)
     try:
-        tree = _DECODER.decode(value.decode())
+        text = value.decode()
     except UnicodeDecodeError as error:
         raise RecordError(Reason.NOT_UTF8, f"a record must be UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise RecordError(Reason.TOO_DEEP, "a record is nested too deeply to be parsed") from None
-    except ValueError as error:
-        raise RecordError(Reason.NOT_JSON, f"a record must be JSON: {error}") from None
+    tree = _parse(text, "a record")
     if not isinstance(tree, dict):
         raise RecordError(Reason.BAD_FORM, f"a record must be a JSON object, found {json_type(tree)}")
-    _check_tree(tree, limits)
+    check_tree(tree, limits)
     return tree
+
+
+def too_large(value: bytes, limits: StreamSettings) -> RecordError:
+    """The error of a value of more than `max_record_bytes`."""
+    return RecordError(
+        Reason.TOO_LARGE,
+        f"a record may have at most {limits.max_record_bytes} bytes (max_record_bytes), found {len(value)}",
+    )
+
+
+def parse_text(text: str, where: str, limits: StreamSettings) -> Any:
+    """Parse the JSON in a string of a record, as strictly as the record itself.
+
+    Raises:
+        RecordError: it is not strict JSON, or too deeply nested.
+    """
+    tree = _parse(text, where)
+    if isinstance(tree, dict | list):
+        check_tree(tree, limits)
+    return tree
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise RecordError(Reason.TOO_DEEP, f"{where} is nested too deeply to be parsed") from None
+    except ValueError as error:
+        raise RecordError(Reason.NOT_JSON, f"{where} must be JSON: {error}") from None
 
 
 def json_type(value: object) -> str:
@@ -75,9 +98,9 @@ def read_integers(value: object, where: str, limits: StreamSettings) -> list[int
     return list(items)
 
 
-def _check_tree(tree: dict[str, Any], limits: StreamSettings) -> None:
+def check_tree(tree: dict[str, Any] | list[Any], limits: StreamSettings) -> None:
     """Check depth and sizes level by level, without recursion: deep nesting cannot exhaust Python's stack."""
-    level: list[dict[str, Any] | list[Any]] = [tree]
+    level = [tree]
     depth = 0
     while level:
         depth += 1

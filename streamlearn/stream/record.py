@@ -56,6 +56,8 @@ FORMS = (
     Form("input_ids", ("input_ids",), ("labels",)),
 )
 """In order of preference where columns of a file make several."""
+COMPANIONS = ("image", "tools", "meta", "sample_type")
+"""Keys that may come with a form."""
 
 IGNORED = -100
 """Label of a token that is not learned."""
@@ -196,9 +198,16 @@ class DeadLetteredRecord(NamedTuple):
     """For people; nothing of the record's content."""
 
 
+class IgnoredRecord(NamedTuple):
+    """A record that there is nothing to learn from by its nature, and why: a deletion, for example."""
+
+    id: RecordId
+    reason: Reason
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one training step, and the records that became dead letters while the batch was filled."""
+    """The records of one training step, and those that became dead letters or were ignored while it was filled."""
 
     records: tuple[Record, ...]
     """The records trained on, in order; `examples[i]` is `records[i]` decoded."""
@@ -207,6 +216,8 @@ class Batch:
     """The records that became dead letters; their content is not kept."""
     runs: tuple[PartitionRun, ...] = ()
     """All of these records in the order in which they were read, for the journal."""
+    ignored: tuple[IgnoredRecord, ...] = ()
+    """The records that were ignored; they are in `runs` too."""
 
     @property
     def truncations(self) -> tuple[Truncation, ...]:

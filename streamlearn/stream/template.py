@@ -30,6 +30,7 @@ Tools = Sequence[Mapping[str, Any]]
 _FIXED_DATE = "{% macro strftime_now(format) %}01 Jan 2026{% endmacro %}"  # a replay must not depend on the date
 _PRIVATE = range(0xE000, 0xF900)  # private use area
 _FIELD = re.compile(r"""\.\s*(\w+)|\[\s*['"](\w+)['"]\s*\]|['"](\w+)['"]\s+(?:not\s+)?in\b|get\(\s*['"](\w+)['"]""")
+_REASONING = re.compile(r"</?think>")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look up.", "parameters": {}}}
 _NO_CALLS = "the chat template does not write its tool_calls"
@@ -215,12 +216,6 @@ class ChatTemplate:
         always_opens = not opening and bool(rest) and after_user.endswith(rest)
         return Habits(after_user, rest if always_opens else opening, after_answer, always_opens)
 
-    def _common(self, one: str, other: str) -> int:
-        """Length of the common beginning, in whole control tokens."""
-        length = _common_prefix(one, other)
-        cut = (token.start() for token in self.control.finditer(one) if token.start() < length < token.end())
-        return next(cut, length)
-
     def _learn_calls(self, habits: Habits) -> Habits:
         """Choose the types of arguments and of absent contents with which tool calls are rendered rightly."""
         if "tool_calls" not in self.fields:
@@ -236,6 +231,25 @@ class ChatTemplate:
                 if "word" in text and not re.search(r"""\{'word|\\"word|None""", text):
                     return replace(habits, arguments_as_text=as_text, content_as_null=content is None)
         return habits
+
+    def prompt_length(self, gap: str, prompt: str) -> int | None:
+        """How much of `gap`, the text before an answer, the prompt of a generation has that continues with `prompt`.
+
+        Templates may differ in white space there, or begin the reasoning in a prompt and not in a record. None if they
+        differ in more.
+        """
+        length = self._common(gap, prompt)
+        is_prompt = not _REASONING.sub("", prompt[length:]).strip()
+        return length if is_prompt or not gap[length:].strip() else None
+
+    def _common(self, one: str, other: str) -> int:
+        """Length of the common beginning, in whole control tokens and marks of reasoning."""
+        length = _common_prefix(one, other)
+        for text in (one, other):
+            for pattern in (self.control, _REASONING):
+                cut = (token.start() for token in pattern.finditer(text) if token.start() < length < token.end())
+                length = next(cut, length)
+        return length
 
 
 class _Place(NamedTuple):
@@ -266,7 +280,7 @@ class _Location:
         answers = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
         if not answers:
             return Rendering(self._text, ())
-        places = self._marked_places()
+        places = self._marked_places(empty=True) or self._marked_places(empty=False)
         found = {place.message for place in places}
         remaining = [i for i in (answers if places else range(len(self._messages))) if i not in found]
         places = sorted([*places, *self._replaced_places(remaining)], key=lambda place: place.span)
@@ -323,9 +337,9 @@ class _Location:
     def _lost(self, message: int, why: str) -> RecordError:
         return RecordError(Reason.BAD_FORM, f"messages[{message}] (assistant) cannot be learned: {why}")
 
-    def _marked_places(self) -> list[_Place]:
-        """Step 1; without contents that cannot be marked. Empty if marks change what the template writes."""
-        marked = [self._marked(i) for i in range(len(self._messages))]
+    def _marked_places(self, *, empty: bool) -> list[_Place]:
+        """Step 1, with or without contents that are empty. Nothing if marks change what the template writes."""
+        marked = [self._marked(i, empty=empty) for i in range(len(self._messages))]
         try:
             text = self._template.render(marked, self._tools, generate=self._generate)
         except RecordError:
@@ -345,7 +359,7 @@ class _Location:
                 places.append(_Place(message, Span(starts.pop(message), position)))
         return places
 
-    def _marked(self, number: int) -> Message:
+    def _marked(self, number: int, *, empty: bool) -> Message:
         """The message with a mark at both ends of its content; the message itself if it has none."""
         message = self._messages[number]
         left, right = (f"{self._mark}{2 * number + side}{self._mark}" for side in (0, 1))
@@ -370,6 +384,8 @@ class _Location:
             calls[0] = _renamed(calls[0], left + _function_of(calls[0])["name"])
             calls[-1] = _renamed(calls[-1], _function_of(calls[-1])["name"] + right)
             return {**message, "tool_calls": calls}
+        if empty and isinstance(content, str):
+            return {**message, "content": content + left + right}
         return message
 
     def _replaced_places(self, numbers: Sequence[int]) -> list[_Place]:
@@ -400,7 +416,7 @@ class _Location:
         gap = self._text[since : place.span.start]
         if before is not None and habits.after_user is not None and self._messages[before.message]["role"] == "user":
             for skipped in self._trailing_space(before, gap):
-                length = _prompt_length(gap[skipped:], habits.after_user)
+                length = self._template.prompt_length(gap[skipped:], habits.after_user)
                 if length is not None:
                     return since + skipped + length
         if habits.opening and habits.opening in gap:
@@ -410,11 +426,11 @@ class _Location:
         except RecordError:
             prompt = ""
         if prompt and _common_prefix(prompt, self._text) >= since:
-            length = _prompt_length(gap, prompt[since:])
+            length = self._template.prompt_length(gap, prompt[since:])
             return None if length is None else since + length
         # No prompt can be rendered, for example before the first message: only the opening remains.
         opening = next((habits.opening[:k] for k in range(len(habits.opening), 0, -1) if habits.opening[:k] in gap), "")
-        length = _prompt_length(gap[gap.index(opening) :], habits.opening)
+        length = self._template.prompt_length(gap[gap.index(opening) :], habits.opening)
         return None if length is None else since + gap.index(opening) + length
 
     def _end(self, place: _Place, following: _Place | None) -> int | None:
@@ -484,16 +500,6 @@ def _core(text: str) -> tuple[int, int]:
     thoughts = text.rpartition("</think>")
     start = len(text) - len(thoughts[2].lstrip()) if thoughts[2].strip() else len(text) - len(text.lstrip())
     return start, len(text.rstrip())
-
-
-def _prompt_length(gap: str, prompt: str) -> int | None:
-    """How much of `gap`, the text before an answer, a prompt that continues with `prompt` would have.
-
-    Templates may differ in white space there, or begin the reasoning in a prompt and not in a record.
-    """
-    length = _common_prefix(gap, prompt)
-    is_prompt = not prompt[length:].replace("<think>", "").replace("</think>", "").strip()
-    return length if is_prompt or not gap[length:].strip() else None
 
 
 def _common_prefix(one: str, other: str) -> int:

@@ -6,8 +6,9 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from connectors.columns import Records
 from connectors.dead_letters import FileDeadLetters
-from connectors.rows import JsonlFile, Records
+from connectors.rows import JsonlFile
 from streamlearn.cli.dead_letters import line_of
 from streamlearn.cli.main import app
 from streamlearn.errors import Reason, UsageError

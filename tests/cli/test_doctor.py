@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from connectors.jsonl import JsonlSource
+from streamlearn.board import Board, Clock
 from streamlearn.cli import doctor
 from streamlearn.cli.doctor import STATE_FILES, Doctor, Finding, Level, check_backbone
 from streamlearn.cli.main import app
@@ -20,7 +21,7 @@ from streamlearn.errors import ConfigError
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import StateLock
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.position import OffsetRange, Position
 from tests.broker import Broker
 from tests.doubles import tiny_backbone

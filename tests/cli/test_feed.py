@@ -1,13 +1,24 @@
-"""`streamlearn feed`: which cluster it writes to, and at which rate. Sending is tested with a broker in end_to_end."""
+"""`streamlearn feed`: cluster, checks and rate. Sending is tested with a broker in end_to_end."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from streamlearn.cli.feed import Pacer, cluster_of
-from streamlearn.errors import UsageError
+from connectors.columns import Records
+from connectors.rows import open_file
+from streamlearn.cli.feed import Pacer, Portion, RecordCheck, check_all, cluster_of, open_records
+from streamlearn.cli.main import app
+from streamlearn.errors import SourceError, UsageError
 from tests.connectors.kafka.doubles import SteppingClock
+from tests.connectors.row_files import write_jsonl
+from tests.vision import as_base64, make_image
 
 
 def write(folder: Path, source: str) -> Path:
@@ -38,10 +49,111 @@ def test_exactly_one_cluster_is_required(tmp_path: Path) -> None:
     config = write(tmp_path, "{jsonl: {path: a.jsonl}}")
     with pytest.raises(UsageError, match="add --config FILE or --bootstrap-servers HOST:PORT"):
         cluster_of(None, None)
-    with pytest.raises(UsageError, match="keep one"):
-        cluster_of(config, "localhost:9092")
     with pytest.raises(UsageError, match=r"has no source\.kafka"):
         cluster_of(config, None)
+    assert cluster_of(config, "localhost:9092").bootstrap_servers == "localhost:9092"
+    kafka = write(tmp_path, "{kafka: {bootstrap.servers: 'localhost:9092', topics: [t], security.protocol: PLAINTEXT}}")
+    with pytest.raises(UsageError, match="keep one"):
+        cluster_of(kafka, "localhost:9092")
+
+
+GOOD: list[Any] = [
+    {"text": "a b"},
+    {"prompt": "p", "completion": "c", "meta": {"task": 1}},
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]},
+    {"prompt": "<image>?", "completion": "c", "image": as_base64(make_image())},
+    {"text": "word " * 400_000},
+]
+BAD: list[tuple[Any, str]] = [
+    ({"promt": "p", "completion": "c"}, "bad_form"),
+    ({"text": 1}, "bad_type"),
+    ({"messages": [{"role": "nobody", "content": "hi"}]}, "bad_form"),
+    ({"messages": [{"role": "user", "content": "hi"}]}, "nothing_to_learn"),
+    ({"prompt": "<image><image>", "completion": "c", "image": as_base64(make_image())}, "bad_form"),
+    ({"prompt": "p", "completion": "c", "image": "https://example.org/a.png"}, "bad_image"),
+    ([1], "bad_form"),
+]
+
+
+@pytest.fixture(scope="module")
+def check() -> RecordCheck:
+    """That of a feed without a configuration."""
+    return RecordCheck(None)
+
+
+def test_rows_that_the_daemon_would_refuse_are_counted_by_reason(check: RecordCheck, tmp_path: Path) -> None:
+    """Without a configuration sizes are not: the daemon may allow them."""
+    path = write_jsonl(tmp_path / "rows.jsonl", [*GOOD, *(record for record, _ in BAD)])
+    records = open_records(open_file(path), {}, skip_bad_rows=True, check=check)
+    assert [json.loads(record.value) for record in records] == GOOD
+    reasons = [reason for _, reason in BAD]
+    assert records.refused == {reason: reasons.count(reason) for reason in reasons}
+    assert f"{path} line {len(GOOD) + 1}: 'promt'" in records.first_refused["bad_form"]
+
+
+def test_a_bad_row_stops_before_anything_is_sent(check: RecordCheck, tmp_path: Path) -> None:
+    """Unless it lies outside of what is to be sent."""
+    path = write_jsonl(tmp_path / "rows.jsonl", [BAD[0][0], *GOOD[:3], BAD[1][0]])
+
+    def opened(skip: int) -> Records:
+        records = open_records(open_file(path), {}, check=check)
+        records.num_trusted = skip
+        return records
+
+    with pytest.raises(SourceError, match=r"line 1: .*did you mean prompt.* leave such rows out with --skip-bad-rows"):
+        check_all(opened(0), Portion())
+    with pytest.raises(SourceError, match="line 5: text must be a string, found a number"):
+        check_all(opened(1), Portion(skip=1))
+    assert check_all(opened(1), Portion(skip=1, records=3)) == 3
+
+
+def test_the_configuration_decides_what_is_refused(tmp_path: Path) -> None:
+    """Its limits, and its backbone, which reads only text here."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nstream: {max_tokens: 8, overlong: dead_letter}\n")
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "short"}, {"text": "long " * 20}, GOOD[3]])
+    records = open_records(open_file(path), {}, skip_bad_rows=True, check=RecordCheck(config))
+    assert len(list(records)) == 1
+    assert records.refused == {"too_many_tokens": 1, "bad_form": 1}
+
+
+def test_a_backbone_that_is_elsewhere_is_named(tmp_path: Path) -> None:
+    """Everything but tokens and lengths is checked all the same."""
+    config = tmp_path / "config.yaml"
+    model = f"backbone: {{model: owner/name, revision: '{'0' * 40}'}}"
+    config.write_text(f"source: {{jsonl: {{path: a.jsonl}}}}\n{model}\nstream: {{max_record_bytes: 100}}\n")
+    check = RecordCheck(config)
+    assert "owner/name is not on this machine" in check.scope
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": "word " * 40}, BAD[0][0]])
+    records = open_records(open_file(path), {}, skip_bad_rows=True, check=check)
+    assert len(list(records)) == 1
+    assert records.refused == {"too_large": 1, "bad_form": 1}
+
+
+def test_a_dry_run_says_what_would_become_of_every_row(tmp_path: Path) -> None:
+    """By reason; it fails as the feed itself would."""
+    path = write_jsonl(tmp_path / "rows.jsonl", [GOOD[0], BAD[0][0], BAD[1][0], GOOD[1]])
+    command = ["feed", str(path), "--topic", "t", "--dry-run"]
+    result = CliRunner().invoke(app, command)
+    assert "2 records would be sent; 2 bad rows left out (1 bad_form, 1 bad_type)" in result.stdout
+    assert f"first bad_type: {path} line 3: text must be a string, found a number" in result.stdout
+    assert isinstance(result.exception, SourceError)
+    assert "2 rows would be refused" in str(result.exception)
+    assert CliRunner().invoke(app, [*command, "--skip-bad-rows"]).exit_code == 0
+    unchecked = CliRunner().invoke(app, [*command, "--no-check"])
+    assert "4 records would be sent; 0 bad rows left out" in unchecked.stdout
+
+
+def test_the_standard_input_is_read() -> None:
+    """By its own name, and by that of its device."""
+    lines = "".join(f'{{"text": "record {number}"}}\n' for number in range(3000)).encode()
+    for name in ("-", "/dev/stdin"):
+        command = [sys.executable, "-m", "streamlearn", "feed", name, "--topic", "t", "--dry-run", "--no-check"]
+        result = subprocess.run(
+            command, input=lines, capture_output=True, check=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        assert b"3000 records would be sent" in result.stdout
+        assert f'{name} line 1: {{"text":"record 0"}}'.replace(':"', ': "').encode() in result.stdout
 
 
 def due_times(rate: float | None, number: int, pause_after: int = -1, pause_s: float = 0.0) -> list[float]:

@@ -1,6 +1,7 @@
 """The files that ship: every configuration loads, the sample is licensed, and the reference is generated."""
 
 import gzip
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from streamlearn.settings import load
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SAMPLE = ROOT / "configs/sample"
+NANO = ROOT / "streamlearn/backbone/nano"
 
 
 SMOLLM2 = {
@@ -37,6 +39,8 @@ def test_every_configuration_is_complete_and_valid(
     if config.name == "smollm2.yaml":  # the folder must be made first: its architecture stands for it
         LlamaConfig(**SMOLLM2).save_pretrained(tmp_path)
         (tmp_path / "model.safetensors").touch()
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(NANO / name, tmp_path)
         monkeypatch.setenv("STREAMLEARN_BACKBONE__MODEL", str(tmp_path))
     assert check_backbone(load(config)).startswith("valid")
 

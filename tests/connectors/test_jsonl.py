@@ -151,6 +151,52 @@ def test_a_replaced_followed_file_is_a_gap_after_its_last_line(tmp_path: Path) -
     source.close()
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path: Path, follow: bool) -> None:
+    """Once, and only at the beginning of the file."""
+    mark = "\ufeff".encode()
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(mark + b"a\r\n" + mark + b"b\n")
+    source = opened(path, follow=follow)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"a\r"), (1, mark + b"b")]
+    source.close()
+    if not follow:
+        packed = tmp_path / "events.jsonl.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        source = opened(packed)
+        assert lines(source.poll(max_records=1, timeout_s=0)) == [(0, b"a\r")]
+        source.close()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
+    """Rather than every line being a dead letter."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"text": "a"}\n' * 3, encoding=encoding)
+    source = opened(path)
+    with pytest.raises(SourceError, match=rf"in UTF-8, found {encoding[:6].upper()}: convert it, .*`iconv -f UTF-"):
+        source.poll(max_records=9, timeout_s=0)
+    source.close()
+
+
+def test_a_first_line_of_odd_bytes_is_a_line(tmp_path: Path) -> None:
+    """It becomes a dead letter; the lines after it are read."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"\xff\xfe\xfd\nb\n")
+    source = opened(path)
+    assert lines(source.poll(max_records=9, timeout_s=0)) == [(0, b"\xff\xfe\xfd"), (1, b"b")]
+    source.close()
+
+
+def test_gzip_under_another_name_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(gzip.compress(b"a\n"))
+    source = opened(path)
+    with pytest.raises(SourceError, match=r"found gzip, but a name without \.gz: rename it"):
+        source.poll(max_records=9, timeout_s=0)
+    source.close()
+
+
 DAMAGED_AT = {"truncated": 900, "flipped": 900, "not gzip": 0}
 
 

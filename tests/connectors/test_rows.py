@@ -1,16 +1,22 @@
 """Rows of every format, and which columns become which field of a record."""
 
+import os
 import sys
+import threading
 from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from connectors.rows import ColumnMapping, ColumnText, FileRow, Place, RowError, open_file
+from connectors.columns import ColumnMapping, ColumnText, Records
+from connectors.rows import FileRow, JsonlFile, Place, RowError, open_file
 from streamlearn.errors import SourceError, UsageError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.parse import parse
@@ -107,6 +113,66 @@ def test_messages_are_lists_or_json_and_lose_the_nulls_that_arrow_adds() -> None
     assert record({"messages": "m"}, {"m": orjson.dumps(plain).decode()}) == {"messages": plain}
 
 
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "?"}], "tool_calls": None},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1, "b": None}}}],
+    },
+]
+
+
+def test_nulls_of_arrow_are_left_out_at_every_depth() -> None:
+    """But a message without content says so."""
+    plain = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+    ]
+    tools = [{"function": {"name": "f", "description": None}}]
+    fields = {"messages": "m", "tools": "t"}
+    assert record(fields, {"m": MESSAGES, "t": tools}) == {"messages": plain, "tools": [{"function": {"name": "f"}}]}
+    assert record({"messages": "m", "tools": "t"}, {"m": MESSAGES, "t": None}) == {"messages": plain}
+    assert record({"prompt": "p", "completion": "c"}, {"p": MESSAGES[:1], "c": MESSAGES[1:]}) == {
+        "prompt": plain[:1],
+        "completion": plain[1:],
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, "0.1"),
+        (12.0, "12.0"),
+        (10**30, str(10**30)),
+        (Decimal("12.50"), "12.50"),
+        (Decimal("1E+3"), "1000"),
+        (date(2024, 5, 1), "2024-05-01"),
+        (datetime(2024, 5, 1, 12, 30), "2024-05-01T12:30:00"),
+        (time(12, 30), "12:30:00"),
+        (float("nan"), None),
+        (float("inf"), None),
+        (Decimal("NaN"), None),
+        (b"bytes", None),
+        (None, None),
+    ],
+)
+def test_a_value_is_written_as_a_person_would(value: object, text: str | None) -> None:
+    """NaN and infinities are missing values: an error in a text, left out in meta."""
+    column = ColumnText("--text", "{a}!")
+    if text is None:
+        with pytest.raises(TypeError, match="column 'a' must "):
+            column.fill({"a": value})
+    else:
+        assert column.fill({"a": value}) == f"{text}!"
+    if isinstance(value, float | Decimal) and text is not None:
+        assert record({"text": "t"}, {"t": "a", "a": value}, "a")["meta"]["a"] in (value, text)
+    if isinstance(value, float) and text is None:
+        assert record({"text": "t"}, {"t": "a", "a": value, "b": [value, {"c": value}]}, "a", "b")["meta"] == {
+            "b": [None, {}]
+        }
+
+
 def test_images_are_encoded() -> None:
     """Those of Hugging Face datasets, of binary columns, several, and none; text is base64 already."""
     fields = {**PAIR, "image": "i"}
@@ -120,6 +186,7 @@ def test_images_are_encoded() -> None:
     absent: list[object] = [None, "", []]
     for nothing in absent:
         assert "image" not in record(fields, {"question": "a", "answer": "b", "i": nothing})
+    assert ColumnMapping.by_name(["messages", "images"], HERE.path).columns == {"messages", "images"}
 
 
 def test_columns_named_like_fields_need_no_mapping() -> None:
@@ -162,12 +229,44 @@ def test_every_format_gives_the_same_rows_twice(name: str, tmp_path: Path) -> No
 
 
 def test_cells_of_csv_are_text_as_it_stands(tmp_path: Path) -> None:
-    """007 is no number; an empty cell is an empty text; a byte order mark is not part of the first name."""
+    """007 is no number; an empty cell is a missing value; a byte order mark is not part of the first name."""
     path = tmp_path / "rows.csv"
-    path.write_bytes("\ufeffa;b\n007;1.50\n;NA\n".encode())
+    path.write_bytes('\ufeffa;b\n007;1.50\n;NA\n"";  \n a;b \n'.encode())
     file = open_file(path, delimiter=";")
     assert file.columns == ("a", "b")
-    assert values(file) == [{"a": "007", "b": "1.50"}, {"a": "", "b": "NA"}]
+    assert values(file) == [
+        {"a": "007", "b": "1.50"},
+        {"a": None, "b": "NA"},
+        {"a": None, "b": None},
+        {"a": " a", "b": "b "},
+    ]
+
+
+def test_floats_of_32_bits_keep_their_digits(tmp_path: Path) -> None:
+    """Also inside of lists and structs."""
+    number = pa.float32()
+    table = pa.table(
+        {
+            "a": pa.array([0.1, None], number),
+            "b": pa.array([[0.1, 2.5], None], pa.list_(number)),
+            "c": pa.array([{"d": 0.3, "e": "x"}, None], pa.struct([("d", number), ("e", pa.string())])),
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert values(open_file(tmp_path / "rows.parquet")) == [
+        {"a": 0.1, "b": [0.1, 2.5], "c": {"d": 0.3, "e": "x"}},
+        {"a": None, "b": None, "c": None},
+    ]
+
+
+def test_lines_with_nan_are_rows(tmp_path: Path) -> None:
+    """As Python's json writes a missing value; only a column that is needed must not be one."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": "x", "b": NaN}\n{"a": NaN, "b": 1}\n')
+    rows = Records(open_file(path), ColumnMapping({"text": "a"}), skip_bad_rows=True)
+    assert [orjson.loads(row.value) for row in rows] == [{"text": "x"}]
+    assert rows.refused == {"bad_row": 1}
+    assert "line 2: column 'a' must have a value, found nan" in rows.first_refused["bad_row"]
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -234,6 +333,74 @@ def test_several_splits_need_a_choice(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no split 'dev': expected one of train, test"):
             open_file(folder, split="dev")
         assert values(open_file(folder, split="test")) == [{"text": "a"}]
+
+
+def test_splits_and_subsets_follow_the_hubs_rules(tmp_path: Path) -> None:
+    """Names of split files, README's configurations, keywords; several subsets ask."""
+    for name in ("train_sft", "train_gen", "test_sft"):
+        write_parquet(tmp_path / "ultra" / "data" / f"{name}-00000-of-00001.parquet", [{"text": name}])
+    for name in ("training", "dev", "testing"):
+        write_parquet(tmp_path / "words" / f"{name}.parquet", [{"text": name}])
+    for subset in ("main", "socratic"):
+        write_parquet(tmp_path / "gsm" / subset / "train-00000-of-00001.parquet", [{"text": subset}])
+    configs = "".join(
+        f"- config_name: {subset}\n  data_files:\n  - split: train\n    path: {subset}/train-*\n"
+        for subset in ("main", "socratic")
+    )
+    (tmp_path / "gsm" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    assert values(open_file(tmp_path / "ultra", split="train_sft")) == [{"text": "train_sft"}]
+    with pytest.raises(UsageError, match="no split 'train': expected one of test_sft, train_gen, train_sft"):
+        open_file(tmp_path / "ultra", split="train")
+    for split, word in (("train", "training"), ("validation", "dev"), ("test", "testing")):
+        assert values(open_file(tmp_path / "words", split=split)) == [{"text": word}]
+    with pytest.raises(UsageError, match=r"several subsets: choose one with --subset \(main, socratic\)"):
+        open_file(tmp_path / "gsm", split="train")
+    with pytest.raises(UsageError, match="no subset 'mian': expected one of main, socratic"):
+        open_file(tmp_path / "gsm", subset="mian")
+    assert values(open_file(tmp_path / "gsm", subset="socratic")) == [{"text": "socratic"}]
+
+
+def written(lines: bytes, file: int) -> None:
+    with os.fdopen(file, "wb") as pipe:
+        pipe.write(lines)
+
+
+@pytest.mark.parametrize("number", [1, 5, 3000])
+def test_every_line_of_a_pipe_is_read_once(number: int) -> None:
+    expected = [b'{"text": "record %d"}' % i for i in range(number)]
+    read, write = os.pipe()
+    writer = threading.Thread(target=written, args=(b"\n".join(expected), write))
+    writer.start()
+    file = open_file(Path(f"/dev/fd/{read}"))
+    records = Records(file, None)
+    assert (records.is_pipe, file.fraction) == (True, None)
+    assert [row.value for row in records] == expected
+    assert list(records) == []
+    writer.join()
+    os.close(read)
+
+
+def test_a_silent_pipe_ends_when_asked_to(tmp_path: Path) -> None:
+    """A stop is noticed although no line comes; the beginning of a line is not a row."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)
+    os.write(held, b'{"a": 1}\n')
+    stop = threading.Event()
+    file = open_file(path, stopped=stop.is_set)
+    assert isinstance(file, JsonlFile)
+    lines = file.lines()
+    assert next(lines).value == b'{"a": 1}'
+    threading.Timer(0.1, stop.set).start()
+    assert list(lines) == []
+    os.close(held)
+
+
+def test_only_jsonl_is_read_from_a_pipe(tmp_path: Path) -> None:
+    """Another format would be opened twice, and wait for ever."""
+    os.mkfifo(tmp_path / "rows.csv")
+    with pytest.raises(UsageError, match=r"rows\.csv is a pipe, and only JSONL is read from one"):
+        open_file(tmp_path / "rows.csv")
 
 
 def test_without_datasets_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

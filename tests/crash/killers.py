@@ -15,13 +15,14 @@ from typing import Any
 import orjson
 
 import streamlearn.learner.learner as learner_module
+from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.events import configure_logging
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.settings import Settings
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Example, Record
 

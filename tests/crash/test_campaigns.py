@@ -70,7 +70,7 @@ def test_a_record_that_crashes_the_process_is_dead_lettered_after_three_crashes(
     assert orjson.loads(done.stdout) == [-signal.SIGABRT] * 3 + [0], done.stderr.decode()[-3000:]
     newest = SnapshotStore(tmp_path / "state" / "snapshots", keep=9).newest()
     assert newest is not None
-    assert [row[2:] for row in newest.manifest.ledger] == [(GOOD, 1, 0)]
+    assert [row[2:] for row in newest.manifest.ledger] == [(GOOD, 1, 0, 0)]
     assert newest.component("run", RunState).reasons == {Reason.KILLED_PROCESS: 1}
     with closing(CrashGuard(tmp_path / "state")) as guard:
         assert guard.given_up == frozenset()

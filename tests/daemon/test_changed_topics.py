@@ -108,7 +108,7 @@ def test_where_a_new_topic_begins_is_durable_before_its_first_record(
     assert again.records == [f"b{offset}" for offset in range(4, 12)]
     snapshot = newest(make([]))
     assert snapshot.manifest.position == Position({A: 8, B: 12})
-    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0), ("b", 0, 8, 0, 0))
+    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0, 0), ("b", 0, 8, 0, 0, 0))
 
 
 def test_without_a_durable_start_of_a_new_topic_the_process_ends(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_topic_that_is_put_back_continues_where_it_was(learn: Learn, make: Cal
     assert again.source.remembered == {"a": "id of a", "b": "id of b"}
     snapshot = newest(make([]))
     assert snapshot.manifest.position == Position({A: 8, B: 8})
-    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0), ("b", 0, 8, 0, 0))
+    assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0, 0), ("b", 0, 8, 0, 0, 0))
 
 
 def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_put_back(learn: Learn) -> None:
@@ -164,6 +164,16 @@ def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_p
     assert learn({"a": VALUES[:8], "b": VALUES[8:16]}).records == [f"b{offset}" for offset in range(8)]
 
 
+def test_what_was_compacted_before_it_was_read_again_is_left_out_and_the_rest_trained_once(
+    learn: Learn, make: Callable[..., Settings]
+) -> None:
+    """Two partitions: no record of the other waits for one that is gone."""
+    learn({"a": VALUES[:8], "b": VALUES[8:16]}, dies_at=3)
+    rest = learn({"a": [*VALUES[:7], b""], "b": VALUES[8:16]})
+    assert rest.records == [*(f"a{offset}" for offset in range(7)), *(f"b{offset}" for offset in range(8))]
+    assert newest(make([])).manifest.ledger == (("a", 0, 7, 0, 0, 0), ("b", 0, 8, 0, 0, 0))
+
+
 def test_of_one_partition_a_change_of_its_batches_is_logged(learn: Learn, make: Callable[..., Settings]) -> None:
     """Compaction removed a record that a batch had before the crash."""
     learn({"a": VALUES}, dies_at=3)
@@ -172,4 +182,4 @@ def test_of_one_partition_a_change_of_its_batches_is_logged(learn: Learn, make: 
     (entry,) = [entry for entry in logs if entry["event"] == Event.JOURNAL_TRUNCATED]
     assert entry["fault"] == "the batch of step 1 has other records"
     assert rest.records == ["a0", *(f"a{offset}" for offset in range(2, len(VALUES)))]
-    assert newest(make([])).manifest.ledger == (("a", 0, len(VALUES) - 1, 0, 0),)
+    assert newest(make([])).manifest.ledger == (("a", 0, len(VALUES) - 1, 0, 0, 0),)

@@ -97,44 +97,47 @@ def test_another_flush_replaces_what_was_journalled(
 ORIGINS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 SETTINGS = StreamSettings(batch_records=3, batch_tokens=100, max_tokens=50)
 
-streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), st.booleans()), max_size=40)
-"""For each record: its partition, its distance from the previous offset, and whether it can be decoded."""
+Stream = list[tuple[TopicPartition, int, Reason | None]]
+outcomes = st.sampled_from([None, Reason.EMPTY, Reason.DELETION])
+streams = st.lists(st.tuples(st.sampled_from(ORIGINS), st.integers(1, 4), outcomes), max_size=40)
+"""For each record: its partition, its distance from the previous offset, and why it cannot be decoded, if so."""
 
 
-def batches_of(stream: list[tuple[TopicPartition, int, bool]]) -> tuple[list[Record], list[Batch]]:
+def batches_of(stream: Stream) -> tuple[list[Record], list[Batch]]:
     batcher, ends, records = Batcher(SETTINGS), dict.fromkeys(ORIGINS, -1), []
     batches: list[Batch] = []
-    for origin, gap, good in stream:
+    for origin, gap, reason in stream:
         ends[origin] += gap
         records.append(Record(origin, ends[origin], b"{}"))
-        if good:
+        if reason is None:
             batches += batcher.add(records[-1], example([9, 9]))
+        elif reason is Reason.DELETION:
+            batches += batcher.add_ignored(records[-1], reason)
         else:
-            batches += batcher.add_dead_lettered(records[-1], Reason.EMPTY)
+            batches += batcher.add_dead_lettered(records[-1], reason)
     return records, batches + batcher.flush()
 
 
 @given(streams, st.data())
-def test_records_read_are_trained_or_dead_lettered(
-    stream: list[tuple[TopicPartition, int, bool]], data: st.DataObject
-) -> None:
-    """After every batch, per partition: read = trained + dead-lettered, and the position follows the last record.
+def test_records_read_are_trained_dead_lettered_or_ignored(stream: Stream, data: st.DataObject) -> None:
+    """After every batch the counts of a partition add up to what was read, and the position follows the last record.
 
     Rows and position are a ledger's whole state: restored after any batch, it goes on alike.
     """
     records, batches = batches_of(stream)
     ledger, num_read = Ledger(), 0
-    trained, dead = Counter[TopicPartition](), Counter[TopicPartition]()
+    trained, dead, ignored = (Counter[TopicPartition]() for _ in range(3))
     for batch in batches:
         refused = data.draw(st.booleans())
         ledger.account(batch, refused=refused)
         (dead if refused else trained).update(record.origin for record in batch.records)
         dead.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
-        num_read += len(batch.records) + len(batch.dead_lettered)
+        ignored.update(record.origin for record in batch.ignored)
+        num_read += len(batch.records) + len(batch.dead_lettered) + len(batch.ignored)
         read = records[:num_read]
         assert ledger.position == Position({record.origin: record.offset + 1 for record in read})
-        assert (+ledger.trained, +ledger.dead_lettered) == (trained, dead)
-        assert trained + dead == Counter(record.origin for record in read)
+        assert (+ledger.trained, +ledger.dead_lettered, +ledger.ignored) == (trained, dead, ignored)
+        assert trained + dead + ignored == Counter(record.origin for record in read)
         if data.draw(st.booleans()):
             ledger = Ledger.restore(Position.from_json(ledger.position.to_json()), [*ledger.rows()])
     assert num_read == len(records)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import streamlearn.daemon.checkpoint as daemon_module
 from connectors.dead_letters import FileDeadLetters
+from streamlearn.board import Board, Clock
 from streamlearn.controls import Control, ControlFile, Requester
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
@@ -20,7 +21,7 @@ from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.learners import differences

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import streamlearn.learner.learner as learner_module
 from connectors.jsonl import JsonlSource
+from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DivergedError, SnapshotMismatchError
@@ -23,7 +24,7 @@ from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.position import Gap, OffsetRange, Position
 from streamlearn.stream.record import Batch, Record
 from tests.doubles import tiny_backbone
@@ -137,6 +138,30 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     assert daemon.state.ledger.rows()[0][2:4] == (30, 2)
     assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
     assert differences(whole, halves) == []
+
+
+def test_deletions_are_counted_by_themselves_over_a_restart(make: Callable[..., Settings]) -> None:
+    """In the ledger, the status and the metrics, and not among the dead letters; the training is that without them."""
+    deletion = b'{"before": {"id": 1}, "after": null, "op": "d"}'
+    lines = records(20)
+    whole, _ = run(make(lines, "whole"))
+    lines[7:7] = [deletion] * 3
+    lines[20:20] = [deletion]  # read by the second process only
+    settings = make(lines)
+    with opened(settings) as components:
+        hook = StopAfter(3)
+        hook.daemon = daemon_of(components, hook)
+        hook.daemon.run()
+    found, daemon = run(settings)
+    assert_same(whole, found)
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 20, 0, 0, 4)]
+    status = daemon.board.read()
+    assert (status.ignored, status.records_dead_lettered) == ({"deletion": 4}, 0)
+    counted = daemon.board.counters.registry.get_sample_value(
+        "streamlearn_records_ignored_total", {"reason": "deletion"}
+    )
+    assert counted == 1
+    assert (settings.state / "dead_letters.jsonl").read_bytes() == b""
 
 
 def test_a_stop_ends_the_job_that_is_unfinished(make: Callable[..., Settings]) -> None:

@@ -70,7 +70,7 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
         disk = Disk(patch, broken=lambda step: 2 <= step < 9)
         state, daemon = run(settings, disk)
     assert differences(state, wanted) == []
-    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0)]
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     assert disk.seen[1] == ""
     assert all("No space left" in reason for reason in disk.seen[3:9])
     assert "journal" in disk.seen[4]
@@ -131,7 +131,7 @@ def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monk
             daemon.run()
     state, daemon = run(settings)
     assert differences(state, wanted) == []
-    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0)]
+    assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     letters = (settings.state / "dead_letters.jsonl").read_bytes().splitlines()
     assert len(letters) == 3
 

@@ -214,7 +214,7 @@ def test_a_death_at_a_flush_loses_and_repeats_nothing(
             log.produce()
     components = learned(settings, log)
     ledger = components.state.ledger
-    assert [trained + held_out for _, _, trained, _, held_out in ledger.rows()] == log.ends
+    assert [trained + held_out for _, _, trained, _, held_out, _ in ledger.rows()] == log.ends
     assert [*ledger.position.values()] == log.ends
     assert partitions == 2 or differences(whole, tensors_of(components)) == []
 
@@ -263,7 +263,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
     assert told == [Event.STREAM_FLUSHED, Event.ROLLED_BACK, Event.STREAM_FLUSHED]
     snapshot = components.store.newest()
     assert snapshot is not None
-    assert [row[2:] for row in snapshot.manifest.ledger] == [(62, 8, 0)]
+    assert [row[2:] for row in snapshot.manifest.ledger] == [(62, 8, 0, 0)]
 
 
 def test_a_flush_waits_until_the_journal_can_be_written(
@@ -336,5 +336,5 @@ def test_a_topic_is_learned_to_its_end(make: Callable[..., Settings], broker: Br
         hook = StopAfter(6)
         hook.daemon = daemon_of(components, hook)
         hook.daemon.run()
-        assert [row[2:] for row in hook.daemon.state.ledger.rows()] == [(21, 0, 0)]
+        assert [row[2:] for row in hook.daemon.state.ledger.rows()] == [(21, 0, 0, 0)]
         assert [partition.lag for partition in hook.daemon.board.read().partitions] == [0]

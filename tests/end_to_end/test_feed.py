@@ -45,6 +45,7 @@ def start(broker: Broker, topic: str, file: Path, *options: str) -> subprocess.P
     command = [sys.executable, "-m", "streamlearn", "feed", str(file), "--topic", topic, *options]
     return subprocess.Popen(
         [*command, "--bootstrap-servers", broker.servers],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -70,12 +71,49 @@ def test_a_file_arrives_in_order(name: str, broker: Broker, tmp_path: Path) -> N
 
 
 def test_lines_without_a_mapping_are_sent_as_they_stand(broker: Broker, tmp_path: Path) -> None:
-    """Broken ones too: what becomes of them is the daemon's matter."""
+    """Broken ones too if nothing is checked: what becomes of them is the daemon's matter."""
     topic = broker.new_topic()
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text" : 1}\n\n{broken\n')
-    assert "2 records sent, 2 acknowledged" in feed(broker, topic, path)
+    assert "2 records sent, 2 acknowledged" in feed(broker, topic, path, "--no-check")
     assert [message.value for message in broker.read_all(topic)] == [b'{"text" : 1}', b"{broken"]
+
+
+def test_a_record_that_a_daemon_would_refuse_stops_before_anything_is_sent(broker: Broker, tmp_path: Path) -> None:
+    """Or is left out; of a pipe, those before it are sent."""
+    topic = broker.new_topic()
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"promt": "b"}, {"text": "c"}])
+    with pytest.raises(SourceError, match=r"rows\.jsonl line 2: 'promt'.*did you mean prompt"):
+        feed(broker, topic, path)
+    assert broker.read_all(topic) == []
+    assert "2 acknowledged" in feed(broker, topic, path, "--skip-bad-rows")
+    process = start(broker, topic, Path("-"))
+    _, errors = process.communicate(path.read_text(), timeout=180)
+    assert process.returncode == SourceError.exit_code
+    assert "- line 2: 'promt'" in errors
+    assert [orjson.loads(message.value)["text"] for message in broker.read_all(topic)] == ["a", "c", "a"]
+
+
+def test_a_record_up_to_the_topics_own_limit_is_sent(broker: Broker, tmp_path: Path) -> None:
+    """Larger than the client's usual limit."""
+    topic = broker.new_topic(max_message_bytes="8388608")
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"text": "word " * 300_000}, {"text": "after"}])
+    assert "2 records sent, 2 acknowledged" in feed(broker, topic, path)
+
+
+def test_a_silent_pipe_ends_with_the_first_signal(broker: Broker) -> None:
+    topic = broker.new_topic()
+    process = start(broker, topic, Path("-"))
+    assert process.stdin is not None
+    process.stdin.write('{"text": "a"}\n')
+    process.stdin.flush()
+    deadline = time.monotonic() + 180
+    while not broker.read_all(topic):
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=180)
+    output, _ = process.communicate()
+    assert "1 records sent, 1 acknowledged" in output
 
 
 def test_a_rate_is_kept_and_a_loop_begins_again(broker: Broker, tmp_path: Path) -> None:

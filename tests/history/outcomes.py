@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from streamlearn.board import Clock
 from streamlearn.errors import Reason
 from streamlearn.history import BatchOutcome, History
 from streamlearn.learner.learner import Step
 from streamlearn.shift.detector import Shift
-from streamlearn.status import AdaptationStatus, Clock, Phase, RegimeStatus, Scoring, Status
+from streamlearn.status import AdaptationStatus, Phase, RegimeStatus, Scoring, Status
 from streamlearn.stream.position import RecordId, TopicPartition
 from streamlearn.stream.record import Batch, DeadLetteredRecord
 

@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
+from streamlearn.board import Board
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event
 from streamlearn.http.server import HttpServer, Listener
@@ -15,7 +16,6 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app
 from streamlearn.serve.models import SnapshotRow
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board
 from tests.serve.doubles import RUNNING, SETTINGS, TOKEN, Daemon, Time
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from streamlearn.baselines import consolidate
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.transient import probe
+from streamlearn.board import Board, Clock
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
 from streamlearn.learner.learner import Hooks, Learner, Step
@@ -18,7 +19,7 @@ from streamlearn.regimes import regimes
 from streamlearn.regimes.holdout import Reservoir
 from streamlearn.regimes.route import measure_head_start
 from streamlearn.settings import Settings
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
 from tests.learners import differences

@@ -75,7 +75,7 @@ def test_a_frozen_regime_keeps_every_bit_in_batches_of_several_regimes(make: Cal
     assert frozen.holdout_records > then[0].holdout_records
     assert frozen.prequential_loss is not None
     assert frozen.prequential_loss != then[0].prequential_loss
-    ((_, _, trained, dead, held_out),) = components.state.ledger.rows()
+    ((_, _, trained, dead, held_out, _),) = components.state.ledger.rows()
     assert (trained + held_out, dead) == (len(MIXED), 0)
     assert held_out > 60
     assert list(components.state.ledger.position.values()) == [len(MIXED)]

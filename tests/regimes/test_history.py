@@ -61,7 +61,7 @@ def test_two_deaths_leave_the_history_of_an_uninterrupted_run(make: Callable[...
 def test_it_adds_up_to_the_ledger(make: Callable[..., Settings]) -> None:
     """Every record is in one point and one segment, every dead letter is counted and named."""
     daemon = finished(make(lines()))
-    history, [(_, _, trained, dead, held_out)] = daemon.history.status, daemon.state.ledger.rows()
+    history, [(_, _, trained, dead, held_out, _)] = daemon.history.status, daemon.state.ledger.rows()
     streams = history.points
     assert sum(each.records for each in streams) == trained + held_out == streams[-1].record
     assert sum(each.tokens for each in streams) == daemon.state.tokens

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import orjson
 
+from streamlearn.board import Board, Clock
 from streamlearn.controls import AUDIT_FILE_NAME, AuditLog
 from streamlearn.errors import Reason
 from streamlearn.http.server import HttpServer, Listener
@@ -35,8 +36,6 @@ from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
 from streamlearn.status import (
     AdaptationStatus,
-    Board,
-    Clock,
     FallbackStatus,
     PartitionStatus,
     Phase,

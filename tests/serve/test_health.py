@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
+from streamlearn.board import Board
 from streamlearn.errors import ConfigError
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.serve.app import health_app
 from streamlearn.settings import ServeSettings
-from streamlearn.status import Board
 
 from .doubles import RUNNING, Time
 

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
+from streamlearn.errors import ConfigError, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.encode import Encoder
 from streamlearn.stream.record import IGNORED
-from tests.stream.chat_templates import SHAPES, tokenizer_of
+from tests.stream.chat_templates import SHAPES, source, tokenizer_of, with_template
 
 USER, ANSWER = ({"role": role} for role in ("user", "assistant"))
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -75,3 +78,161 @@ def test_generation_sees_the_tokens_that_training_saw(name: str, exchanges: list
     prompt = encoder.generation_prompt(messages[:-1])
     first = next(i for i, label in enumerate(labels) if label != IGNORED)
     assert prompt == ids[:first]
+
+
+CALL: dict[str, Any] = {
+    "id": "a1b2c3d4e",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+}
+TOOL_TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather in Bern?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "7 degrees, rain"},
+    {"role": "assistant", "content": "7 degrees and rain."},
+]
+QWEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call><|im_end|>\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "answer"),
+    [
+        ("qwen2", QWEN_CALL, "7 degrees and rain.<|im_end|>\n"),
+        ("qwen3", QWEN_CALL, "<think>\n\n</think>\n\n7 degrees and rain.<|im_end|>\n"),
+        ("llama3", '{"name": "weather", "parameters": {"city": "Bern"}}<|eot_id|>', "7 degrees and rain.<|eot_id|>"),
+    ],
+)
+def test_calls_of_tools_are_learned_as_the_template_writes_them(name: str, call: str, answer: str) -> None:
+    """Arguments may be an object or its JSON text; nulls that Arrow adds are ignored; the tool's answer is context."""
+    as_object = {"name": "weather", "arguments": {"city": "Bern", "country": None}}
+    filled = [{**TOOL_TURNS[1], "tool_calls": [{**CALL, "function": as_object}], "name": None}]
+    for turns_ in (TOOL_TURNS, [TOOL_TURNS[0], *filled, *TOOL_TURNS[2:]]):
+        assert learned(name, {"messages": turns_, "tools": [WEATHER]}) == call + answer
+
+
+def test_arguments_are_text_where_the_template_joins_strings() -> None:
+    """DeepSeek's template adds them to other text."""
+    assert '```json\n{"city": "Bern"}\n```' in learned("deepseek", {"messages": TOOL_TURNS})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"messages": TOOL_TURNS}, r"messages\[1\] \(assistant\) cannot be learned: .* its tool_calls"),
+        ({"messages": TOOL_TURNS[-1:], "tools": [WEATHER]}, "tools cannot be learned"),
+        ({"messages": [{**TOOL_TURNS[1], "tool_calls": [{"function": {}}]}]}, r"tool_calls\[0\].function must be"),
+        ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be a list, or its JSON text"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be .* found null"),
+        ({"messages": [{**turns("a")[0], "weight": 1}]}, "only turns of the assistant are learned"),
+        ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0.5}]}, "must be 0 .* or 1 .* found 0.5"),
+        ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0}]}, "found only such of weight 0"),
+    ],
+)
+def test_what_cannot_be_learned_is_named(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        learned("chatml", value)
+
+
+def test_a_turn_of_weight_0_is_context() -> None:
+    """As with OpenAI; 0.0 and 1.0 too, since Arrow has one type per column."""
+    messages = turns("Hi", "Yo.", "Is the shop open?", "Yes, until six.")
+    for zero, one in ((0, 1), (0.0, 1.0)):
+        weighted = [{**message, "weight": None} for message in messages]
+        weighted[1]["weight"], weighted[3]["weight"] = zero, one
+        assert learned("chatml", {"messages": weighted}) == "Yes, until six.<|im_end|>\n"
+
+
+def test_further_fields_of_messages() -> None:
+    """A name, reasoning, parts of text, and the empty fields that OpenAI's API returns."""
+    assert learned(
+        "qwen3", {"messages": [*turns("17 + 5?"), {**turns("", "22")[1], "reasoning_content": "It is 22."}]}
+    ) == ("<think>\nIt is 22.\n</think>\n\n22<|im_end|>\n")
+    parts = [{"type": "text", "text": "Yes, ", "image": None}, {"type": "text", "text": "open."}]
+    answer = {"role": "assistant", "content": parts, "refusal": None, "annotations": [], "audio": None}
+    asked = {"role": "user", "name": "customer", "content": [{"type": "text", "text": "Open?"}]}
+    assert learned("chatml", {"messages": [asked, answer]}) == "Yes, open.<|im_end|>\n"
+
+
+def test_prompt_and_completion_may_be_messages() -> None:
+    """Only the completion is learned; it may be one message or its text."""
+    prompt, completion = turns("Hi", "Yo.", "Open?"), turns("", "No.")[1:]
+    for form in (completion, completion[0], "No."):
+        assert learned("chatml", {"prompt": prompt, "completion": form}) == "No.<|im_end|>\n"
+
+
+def test_an_assistant_may_begin() -> None:
+    """Its greeting is learned too."""
+    for name in ("chatml", "qwen3", "zephyr", "no-end-of-turn", "deepseek", "always-opens", "phi3"):
+        shape = SHAPES[name]
+        value = {"messages": turns("Welcome", "Do you sell ink?", "Yes", first="assistant")}
+        assert learned(name, value) == shape.turn("Welcome", is_last=False) + shape.turn("Yes", is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "does not write it"),
+        (
+            source("chatml").replace("message['content']", "message['content'][:4]"),
+            "lost are 'Often.', 'Milk is white.'",
+        ),
+        ("{{ raise_exception('not for chats') }}", "not for chats"),
+    ],
+)
+def test_a_template_that_loses_turns_is_refused_at_the_start(template: str, message: str) -> None:
+    """A sample conversation of three turns shows it before the first record."""
+    with pytest.raises(ConfigError, match=message):
+        Encoder(with_template(template)).check_template()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_check_at_the_start_accepts_every_shape(name: str) -> None:
+    encoder_of(name).check_template()
+
+
+def test_rendering_does_not_grow_with_the_square_of_the_turns() -> None:
+    """The whole conversation is rendered twice, whatever number of turns it has."""
+    tokenizer = with_template(source("qwen3"))
+    encoder = Encoder(tokenizer)
+    renderings: list[Any] = []
+    render = tokenizer.apply_chat_template
+
+    def counted(*args: Any, **options: Any) -> Any:
+        renderings.append(args)
+        return render(*args, **options)
+
+    tokenizer.apply_chat_template = counted
+    encoder.chat(turns(*["the fox"] * 200))
+    assert len(renderings) == 2
+
+
+@cache
+def spaced(scheme: str, name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer like Llama's, which puts a space before a text: always, before the first piece, or never."""
+    core = Tokenizer(models.BPE(unk_token="<unk>"))  # noqa: S106 - not a password
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    core.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=[chr(code) for code in (10, *range(32, 127), 0x2581)],
+        show_progress=False,
+    )
+    core.train_from_iterator(["the fox zebra positive USER: ASSISTANT: [INST] [/INST]"] * 20, trainer)
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=source(name), **tokens)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("name", ["llama2", "mistral", "prompt-ends-in-space", "zephyr", "no-end-of-turn"])
+def test_no_space_is_put_before_an_answer(scheme: str, name: str) -> None:
+    """Parts of a rendering are encoded as in the whole, unless a token would span a boundary."""
+    tokenizer, messages = spaced(scheme, name), turns("the fox", "zebra", "fox", "positive")
+    encoder = Encoder(tokenizer)
+    ids, labels = encoder.chat(messages)
+    if name != "no-end-of-turn":
+        assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
+    prompt = encoder.generation_prompt(messages[:3])
+    assert ids[: len(prompt)] == prompt
+    assert labels[len(prompt) - 1] in (IGNORED, tokenizer.eos_token_id)
+    assert labels[len(prompt)] != IGNORED

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamlearn import codec
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import input_of, input_of_prompt
@@ -110,7 +111,8 @@ def test_every_conversation_fits(name: str, exchanges: list[tuple[str, str]], li
 def test_detection_reads_the_whole_input(value: dict[str, Any]) -> None:
     """Also of a record that was saved, and of the same text as a request."""
     whole, cut = (decoder(limit).decode_value(value) for limit in (2000, 40))
-    stored = StoredExample.from_example(cut).restored(lambda example, _: example)
+    saved = codec.load(StoredExample, *codec.dump(StoredExample.from_example(cut)))
+    stored = saved.restored(lambda example, _: example)
     assert input_of(stored).tolist() == input_of(cut).tolist() == input_of(whole).tolist()
     assert len(input_of(cut)) > len(cut)
 

@@ -9,12 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from streamlearn.board import Board, Clock
 from streamlearn.daemon import checkpoint as module
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.models import JobsView, status_view
 from streamlearn.settings import Settings
-from streamlearn.status import Board, Clock, Phase, Status
+from streamlearn.status import Phase, Status
 from tests.daemon.test_daemon import StopAfter, backbone, make, opened, records
 
 __all__ = ["backbone", "make"]
