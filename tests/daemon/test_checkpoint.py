@@ -132,7 +132,7 @@ def test_records_read_are_trained_dead_lettered_or_ignored(stream: Stream, data:
         ledger.account(batch, refused=refused)
         (dead if refused else trained).update(record.origin for record in batch.records)
         dead.update(dead_lettered.id.origin for dead_lettered in batch.dead_lettered)
-        ignored.update(record.origin for record in batch.ignored)
+        ignored.update(record.id.origin for record in batch.ignored)
         num_read += len(batch.records) + len(batch.dead_lettered) + len(batch.ignored)
         read = records[:num_read]
         assert ledger.position == Position({record.origin: record.offset + 1 for record in read})
