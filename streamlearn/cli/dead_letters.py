@@ -91,7 +91,8 @@ def export(
     written, left_out = write_records(file, selection.select(_read(config)))
     _say(
         f"{written} records written to {file}. Fix the lines that need it, then send them with "
-        f"`streamlearn feed {file} --topic NAME`, or append them to the file that the daemon follows"
+        f"`streamlearn feed {file} --topic NAME --config {config}`, which names those that would be refused again, or "
+        "append them to the file that the daemon follows"
     )
     for cause, count in left_out.most_common():
         _say(f"{count} NOT written: {cause}; `streamlearn dead-letters show {_WHERE} --content` shows what is stored")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamlearn.cli.options import err, out
-from streamlearn.errors import ConfigError, SourceError, UsageError
+from streamlearn.errors import ConfigError, RecordError, SourceError, UsageError
 from streamlearn.stream.record import Record
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ class RecordCheck:
         from streamlearn.stream.position import TopicPartition  # noqa: PLC0415
 
         settings = Settings.model_validate({"source": {"jsonl": {"path": "-"}}}) if config is None else load(config)
-        self.scope = f"checked as a daemon with {config} reads them"
-        """What was checked, for people."""
+        self._scope = f"checked as a daemon with {config} reads them"
+        self._num_truncated = self._num_cut = self._num_ignored = 0
         missing = "no --config names a daemon's" if config is None else ""
         try:
             if not missing and locate(settings.backbone) is None:
@@ -217,7 +217,7 @@ class RecordCheck:
             stream = settings.stream.model_copy(update=limits)
             backbone = BackboneSettings(model="builtin:nano-vl")
             settings = settings.model_copy(update={"backbone": backbone, "stream": stream})
-            self.scope = f"checked without the backbone's tokens and limits: {missing}"
+            self._scope = f"checked without the backbone's tokens and limits: {missing}"
         shape = outline(settings.backbone)
         self._decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))
         self._origin = TopicPartition("feed", 0)
@@ -225,12 +225,31 @@ class RecordCheck:
 
     def __call__(self, value: bytes) -> None:
         """Raise RecordError if the record would become a dead letter."""
-        self._decoder.decode(Record(self._origin, 0, value))
+        try:
+            truncation = self._decoder.decode(Record(self._origin, 0, value)).truncation
+        except RecordError as error:
+            if error.reason not in self._decoder.mapping.ignored:
+                raise
+            self._num_ignored += 1
+            return
+        if truncation is not None:
+            self._num_truncated += 1
+            self._num_cut += truncation.num_cut
+
+    @property
+    def scope(self) -> str:
+        """How records were checked, and how many would be truncated, or ignored as `records` says."""
+        cut = f"{self._num_truncated} would be cut to stream.max_tokens and lose {self._num_cut} tokens"
+        ignored = f"{self._num_ignored} would be ignored, such as deletions"
+        counts = [*([cut] if self._num_truncated else []), *([ignored] if self._num_ignored else [])]
+        return "; ".join([self._scope, *counts])
 
 
 _LIMITS_IN_TOKENS = ("max_tokens", "batch_tokens")
 _UNKNOWN_LIMITS = (*_LIMITS_IN_TOKENS, "max_record_bytes", "max_string_chars", "max_images", "max_image_pixels")
 _NO_LIMIT = 1 << 30
+_SHOWN = 1_000
+"""Maximum characters of the record that a dry run shows."""
 
 
 def open_records(
@@ -363,7 +382,7 @@ def preview(records: "Records", portion: Portion) -> Sequence[str]:
     """Read everything that would be sent; say how much, from which columns, and what would be refused."""
     first, number = "", 0
     for record in portion_of(records, Portion(records=portion.records, skip=portion.skip), threading.Event()):
-        first = first or f"{record.place}: {record.value.decode('utf-8', 'replace')}"
+        first = first or f"{record.place}: {_shown(record.value)}"
         number += 1
     return [
         f"columns: {records.mapping or 'none mapped, lines are sent as they stand'}",
@@ -371,6 +390,12 @@ def preview(records: "Records", portion: Portion) -> Sequence[str]:
         f"{number} records would be sent{_refused(records) or '; 0 bad rows left out'}",
         *(f"first {reason}: {message}" for reason, message in records.first_refused.items()),
     ]
+
+
+def _shown(value: bytes) -> str:
+    """A record's value, without the middle of what is long, such as images."""
+    text = value.decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
 
 
 def _passes(records: "Records", loop: bool) -> "Iterator[FeedRecord]":

@@ -17,7 +17,7 @@ from streamlearn.cli.feed import Pacer, Portion, RecordCheck, check_all, cluster
 from streamlearn.cli.main import app
 from streamlearn.errors import SourceError, UsageError
 from tests.connectors.kafka.doubles import SteppingClock
-from tests.connectors.row_files import write_jsonl
+from tests.connectors.row_files import write_jsonl, write_parquet
 from tests.vision import as_base64, make_image
 
 
@@ -115,6 +115,29 @@ def test_the_configuration_decides_what_is_refused(tmp_path: Path) -> None:
     records = open_records(open_file(path), {}, skip_bad_rows=True, check=RecordCheck(config))
     assert len(list(records)) == 1
     assert records.refused == {"too_many_tokens": 1, "bad_form": 1}
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nstream: {max_tokens: 8}\n")
+    check = RecordCheck(config)
+    assert len(list(open_records(open_file(path), {}, skip_bad_rows=True, check=check))) == 2
+    assert "; 1 would be cut to stream.max_tokens and lose " in check.scope
+
+
+def test_the_mapping_of_the_configuration_is_that_of_the_daemon(tmp_path: Path) -> None:
+    """Lines and rows are sent as they stand; a deletion is no bad row."""
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nrecords: {unwrap: [after, .], prompt: q, completion: a}\n")
+    check = RecordCheck(config)
+    lines: list[Any] = [
+        {"q": "why?", "a": "so", "id": 1},
+        {"before": {"q": "x"}, "after": None, "op": "d"},
+        {"q": "why?"},
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", lines)
+    records = open_records(open_file(path), {}, skip_bad_rows=True, check=check)
+    assert [json.loads(record.value) for record in records] == lines[:2]
+    assert records.refused == {"bad_form": 1}
+    assert check.scope.endswith("; 1 would be ignored, such as deletions")
+    rows = open_records(open_file(write_parquet(tmp_path / "rows.parquet", lines[:1])), {}, check=check)
+    assert [json.loads(record.value) for record in rows] == [{"q": "why?", "a": "so", "id": 1}]
 
 
 def test_a_backbone_that_is_elsewhere_is_named(tmp_path: Path) -> None:
