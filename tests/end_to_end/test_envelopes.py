@@ -87,7 +87,7 @@ FORMS = {
 def produce(broker: Broker, topic: str, values: list[bytes]) -> None:
     """Write with keys, by the console producer of Apache Kafka."""
     reader = [f"--reader-property={option}" for option in ("parse.key=true", f"null.marker={TOMBSTONE.decode()}")]
-    program = needed_kafka() / "bin" / "kafka-console-producer.sh"
+    program = str(needed_kafka() / "bin" / "kafka-console-producer.sh")
     lines = b"".join(b"%d\t%s\n" % (key, value) for key, value in enumerate(values))
     command = [program, "--bootstrap-server", broker.servers, "--topic", topic, *reader]
     subprocess.run(command, input=lines, check=True, timeout=180, capture_output=True)
