@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from tests.broker import broker, leaked_sockets
+from tests.end_to_end.process import DaemonProcess
 from tests.learners import make_learner, tiny
 
 __all__ = ["broker", "leaked_sockets", "make_learner", "quiet_again", "tiny"]
@@ -16,3 +17,12 @@ def quiet_again() -> Iterator[None]:
     """Restore the default logging that a command under test has changed."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[DaemonProcess]]:
+    """A list of daemons that are killed at the end of the test."""
+    started: list[DaemonProcess] = []
+    yield started
+    for daemon in started:
+        daemon.end()

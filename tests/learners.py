@@ -148,3 +148,9 @@ def restore(learner: Learner, state: dict[str, Tensor]) -> None:
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Whether two such copies are bit-equal."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def differences(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that are not bit-equal; both sides must have the same names."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(left[name], right[name])]

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,6 @@ import typer
 
 from streamlearn.cli.options import err, out
 from streamlearn.errors import ConfigError, RecordError, SourceError, UsageError
-from streamlearn.stream.record import Record
 
 if TYPE_CHECKING:
     from connectors.columns import Records
@@ -84,9 +84,9 @@ def feed(
             help="Leave out and count rows that cannot become a record, or that a daemon would refuse.",
         ),
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check that a daemon would learn each record before it is sent.")
-    ] = True,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Send records without checking that a daemon would learn them.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything; send nothing.")] = False,
 ) -> None:
     """Write files to a Kafka topic, one record per line or row.
@@ -115,7 +115,7 @@ def feed(
     rows = open_file(file, split=split, subset=subset, delimiter=delimiter, stopped=stop.is_set)
     if loop and rows.is_pipe:
         raise UsageError(f"--loop reads a file again, but {file} is a pipe, which can be read once: leave it out")
-    checker = RecordCheck(config) if check else None
+    checker = None if no_check else RecordCheck(config)
     opened = open_records(rows, fields, meta or [], skip_bad_rows=skip_bad_rows or dry_run, check=checker)
     if cluster is None:
         _say(*preview(opened, portion), *([checker.scope] if checker else ["records were not checked (--no-check)"]))
@@ -202,6 +202,7 @@ class RecordCheck:
         from streamlearn.daemon.model import decoder_of  # noqa: PLC0415
         from streamlearn.settings import BackboneSettings, Settings, load  # noqa: PLC0415
         from streamlearn.stream.position import TopicPartition  # noqa: PLC0415
+        from streamlearn.stream.record import Record  # noqa: PLC0415
 
         settings = Settings.model_validate({"source": {"jsonl": {"path": "-"}}}) if config is None else load(config)
         self._scope = f"checked as a daemon with {config} reads them"
@@ -220,13 +221,13 @@ class RecordCheck:
             self._scope = f"checked without the backbone's tokens and limits: {missing}"
         shape = outline(settings.backbone)
         self._decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))
-        self._origin = TopicPartition("feed", 0)
+        self._record = partial(Record, TopicPartition("feed", 0), 0)
         self.has_mapping = bool(settings.records.mapped or settings.records.unwrap)
 
     def __call__(self, value: bytes) -> None:
         """Raise RecordError if the record would become a dead letter."""
         try:
-            truncation = self._decoder.decode(Record(self._origin, 0, value)).truncation
+            truncation = self._decoder.decode(self._record(value)).truncation
         except RecordError as error:
             if error.reason not in self._decoder.mapping.ignored:
                 raise

@@ -53,7 +53,7 @@ def sample(settings: Settings, number: int) -> Iterator[Text]:
                 continue
             learned += 1
             yield text.append(f"{len(example):,} tokens, {example.num_learned:,} learned", style="")
-            yield marked(example, preprocessing.tokenizer)
+            yield marked(example, preprocessing.tokenizer).append("\n")
     dead = [f"{count:,} {reason}" for reason, count in refused.most_common()]
     counts = [f"{learned:,} learned", f"dead letters: {', '.join(dead) or 'none'}"]
     total = learned + refused.total() + ignored.total()

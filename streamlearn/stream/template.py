@@ -83,6 +83,8 @@ class Habits:
     """After an answer, up to the end of its turn."""
     always_opens: bool = False
     """Whether a conversation that ends in an answer is followed by `opening` too."""
+    trims: bool = False
+    """Whether white space at the end of an answer is removed."""
     arguments_as_text: bool = False
     """Whether arguments of tool calls must be JSON text rather than an object."""
     content_as_null: bool = False
@@ -194,6 +196,7 @@ class ChatTemplate:
         try:
             question, prompt = self.render(turns[:3]), self.render(turns[:3], generate=True)
             answered, continued = self.render(turns), self.render(turns, generate=True)
+            spaced = self.render([turns[0], {**turns[1], "content": f"{contents[1]}\t"}, turns[2]])
             after_user = prompt[prompt.rindex(contents[2]) + 1 :]
             between = answered[answered.index(contents[1]) + 1 : answered.index(contents[2])]
             after_last = answered[answered.rindex(contents[3]) + 1 :]
@@ -214,7 +217,8 @@ class ChatTemplate:
             after_answer = after_answer[: self._common(after_answer, after_last)].rstrip()
         rest = after_last.removeprefix(after_answer).lstrip()
         always_opens = not opening and bool(rest) and after_user.endswith(rest)
-        return Habits(after_user, rest if always_opens else opening, after_answer, always_opens)
+        trims = f"{contents[1]}\t" not in spaced
+        return Habits(after_user, rest if always_opens else opening, after_answer, always_opens, trims)
 
     def _learn_calls(self, habits: Habits) -> Habits:
         """Choose the types of arguments and of absent contents with which tool calls are rendered rightly."""
@@ -462,6 +466,7 @@ class _Location:
         after, has_calls = habits.after_answer, bool(self._messages[place.message].get("tool_calls"))
         is_end = after is not None and self._template.end_token(after) is not None
         spaces = (0,) if has_calls else self._trailing_space(place, rest)
+        spaces = tuple(sorted(spaces)) if habits.trims else spaces
         if after is not None and not has_calls and (is_end or following is not None):
             for skipped in spaces:
                 if rest.startswith(after, skipped):

@@ -9,11 +9,8 @@ make crash-ranks N=20
 """
 
 import argparse
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +26,6 @@ from tests.crash.states import load_states
 from tests.distributed.process import TIMEOUT_S, RanksProcess
 from tests.doubles import tiny_backbone
 
-LOAD = (
-    "import sys; from streamlearn.backbone.load import load, outline; from streamlearn.settings import BackboneSettings"
-)
-LOADS = 5
 Outcome = tuple[dict[str, Any], bool]
 """Figures, and whether nothing was lost, repeated, changed or undetected."""
 
@@ -87,27 +80,26 @@ def _end_daemons(given: argparse.Namespace, folder: Path) -> Outcome:
     broker = Broker(home, folder / "broker")
     broker.start()
     try:
-        load_s = loading_time(backbone)
         if given.ranks:
             return _kill_ranks(broker, backbone, folder, given)
         harness = Harness(broker, backbone, folder, given.seed)
         tally = harness.stop(given.stops) if given.stops else harness.kill(given.kills)
     finally:
         broker.stop()
-    return {"seed": given.seed, "backbone_load_s": round(load_s, 2), **tally.to_json()}, tally.clean
+    return {"seed": given.seed, **tally.to_json()}, tally.clean
 
 
 def _kill_ranks(broker: Broker, backbone: Path, folder: Path, given: argparse.Namespace) -> Outcome:
     """Runs in two processes, of which either is killed; all of both must end in time."""
-    processes: list[RanksProcess] = []
+    runs: list[RanksProcess] = []
 
     def process(folder: Path, config: dict[str, Any]) -> RanksProcess:
-        processes.append(RanksProcess(folder, config, seed=given.seed + len(processes)))
-        return processes[-1]
+        runs.append(RanksProcess(folder, config, seed=given.seed + len(runs)))
+        return runs[-1]
 
     tally = Harness(broker, backbone, folder, given.seed, process=process).kill(given.ranks)
-    killed = Counter(rank for each in processes for rank in each.killed)
-    seconds = [second for each in processes for second in each.seconds_to_end]
+    killed = Counter(rank for process in runs for rank in process.killed)
+    seconds = [second for process in runs for second in process.seconds_to_end]
     figures = {
         "seed": given.seed,
         **tally.to_json(),
@@ -116,17 +108,6 @@ def _kill_ranks(broker: Broker, backbone: Path, folder: Path, given: argparse.Na
         "timeout_s": TIMEOUT_S,
     }
     return figures, tally.clean
-
-
-def loading_time(backbone: Path) -> float:
-    """Return the median seconds that a new process needs to load the backbone."""
-    work = f"s = BackboneSettings(model={str(backbone)!r}, dtype='float32'); load(s, outline(s))"
-    seconds = []
-    for _ in range(LOADS):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-c", f"{LOAD}; {work}"], check=True, capture_output=True)
-        seconds.append(time.monotonic() - started)
-    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

@@ -50,13 +50,6 @@ class Scenario(NamedTuple):
     damaged: bool = False
 
 
-def _unchanged(
-    name: str, prepare: Callable[[Path], None], act: Callable[[Path], object], found: Found, *, damaged: bool = False
-) -> Scenario:
-    """An action that does not change what a start finds."""
-    return Scenario(name, prepare, act, found, found, damaged)
-
-
 @dataclass
 class Tally:
     """Counts and faults."""
@@ -224,58 +217,65 @@ def _journalled(do: Callable[[Journal], None]) -> Callable[[Path], None]:
     return act
 
 
-SAVE = Scenario(
-    "save", _saved(1, 2), lambda root: save(open_store(root), 3), ((2, 8), (1, 2, 3, 4)), ((3, 12), (1, 2, 3, 4))
-)
-REPLACE = Scenario(
+def _scenario(
+    name: str,
+    prepare: Callable[[Path], None],
+    act: Callable[[Path], object],
+    before: Found,
+    after: Found | None = None,
+    *,
+    damaged: bool = False,
+) -> Scenario:
+    """By default the action does not change what a start finds."""
+    return Scenario(name, prepare, act, before, after or before, damaged)
+
+
+def _nothing(root: Path) -> None:
+    """An empty state folder."""
+
+
+def _newest(root: Path) -> None:
+    open_store(root).newest()
+
+
+FOUR = (1, 2, 3, 4)
+SAVE = _scenario("save", _saved(1, 2), lambda root: save(open_store(root), 3), ((2, 8), FOUR), ((3, 12), FOUR))
+REPLACE = _scenario(
     "replace",
     _saved(1, 2),
     lambda root: save(open_store(root), 2, position=LATER),
-    ((2, 8), (1, 2, 3, 4)),
-    ((2, 99), (1, 2, 3, 4)),
+    ((2, 8), FOUR),
+    ((2, 99), FOUR),
 )
+APPEND = _journalled(lambda journal: append_batch(journal, 4))
 SCENARIOS = (
-    Scenario("first save", lambda root: None, lambda root: save(open_store(root), 1), (None, ()), ((1, 4), ())),
+    _scenario("first save", _nothing, lambda root: save(open_store(root), 1), (None, ()), ((1, 4), ())),
     SAVE,
     REPLACE,
-    _unchanged("prune", _saved(1, 2, 3), lambda root: open_store(root).prune(1), ((3, 12), (1, 2, 3, 4, 5))),
-    _unchanged("mend", _half_replaced, lambda root: open_store(root).newest(), ((2, 8), (1, 2, 3, 4))),
-    _unchanged(
-        "fall back", _newest_damaged, lambda root: open_store(root).newest(), ((1, 4), (1, 2, 3, 4)), damaged=True
-    ),
-    Scenario(
+    _scenario("prune", _saved(1, 2, 3), lambda root: open_store(root).prune(1), ((3, 12), (*FOUR, 5))),
+    _scenario("mend", _half_replaced, _newest, ((2, 8), FOUR)),
+    _scenario("fall back", _newest_damaged, _newest, ((1, 4), FOUR), damaged=True),
+    _scenario(
         "journal, first line",
-        lambda root: None,
+        _nothing,
         _journalled(lambda journal: append_batch(journal, 1)),
         (None, ()),
         (None, (1,)),
     ),
-    Scenario(
-        "journal, append",
-        _saved(1),
-        _journalled(lambda journal: append_batch(journal, 4)),
-        ((1, 4), (1, 2, 3)),
-        ((1, 4), (1, 2, 3, 4)),
-    ),
-    Scenario(
-        "journal, append to a torn one",
-        _torn,
-        _journalled(lambda journal: append_batch(journal, 4)),
-        ((1, 4), (1, 2, 3)),
-        ((1, 4), (1, 2, 3, 4)),
-    ),
-    Scenario(
+    _scenario("journal, append", _saved(1), APPEND, ((1, 4), (1, 2, 3)), ((1, 4), FOUR)),
+    _scenario("journal, append to a torn one", _torn, APPEND, ((1, 4), (1, 2, 3)), ((1, 4), FOUR)),
+    _scenario(
         "journal, truncate",
         _saved(1, 2),
         _journalled(lambda journal: journal.truncate(before_step=2)),
-        ((2, 8), (1, 2, 3, 4)),
+        ((2, 8), FOUR),
         ((2, 8), (2, 3, 4)),
     ),
-    Scenario(
+    _scenario(
         "journal, rewind",
         _saved(1, 2),
         _journalled(lambda journal: journal.rewind(to_step=2)),
-        ((2, 8), (1, 2, 3, 4)),
+        ((2, 8), FOUR),
         ((2, 8), (1, 2)),
     ),
 )

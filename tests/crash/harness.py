@@ -23,6 +23,7 @@ from tests.broker import Broker
 from tests.crash.figures import percentile
 from tests.crash.stops import Stops, not_covered
 from tests.end_to_end.process import DaemonProcess, configuration
+from tests.learners import differences
 
 PER_BATCH, PER_TASK, TAIL = 8, 200, 16
 TASKS = ("what is the colour of the fox", "say hello to the small world", "the quick brown dog jumps over")
@@ -136,9 +137,7 @@ class Harness:
             name = f"{kind}-{self.tally.runs}"
             final = self._learn(name, ends=left(), end=end)
             self.tally.runs += 1
-            assert final.keys() == self._undisturbed.keys()
-            unequal = [key for key in final if not torch.equal(final[key], self._undisturbed[key])]
-            self.tally.unequal_tensors += [f"{name}: {key}" for key in unequal]
+            self.tally.unequal_tensors += [f"{name}: {tensor}" for tensor in differences(final, self._undisturbed)]
         return self.tally
 
     def _kill(self, daemon: DaemonProcess, moment: str, *, learning: bool) -> None:

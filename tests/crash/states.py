@@ -1,13 +1,12 @@
 """Loads of thousands of states that a power loss may leave."""
 
 import random
-import re
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.snapshot.crash_disk import CrashDisk, Tree
+from tests.snapshot.crash_disk import CrashDisk
 from tests.snapshot.histories import a_random_history, fault
 
 SAVE_TOO_EVERY = 8
@@ -21,7 +20,6 @@ def load_states(number: int, seed: int, folder: Path) -> tuple[dict[str, Any], b
     Every history is random: number, distance and size of the snapshots, replacements, prunes, length of the journal.
     """
     seen: set[int] = set()
-    shapes: set[int] = set()
     faults: list[str] = []
     started, histories, sampler = time.monotonic(), 0, random.Random(seed)
     while len(seen) < number:
@@ -31,7 +29,6 @@ def load_states(number: int, seed: int, folder: Path) -> tuple[dict[str, Any], b
             if sampler.random() > SAMPLED or hash(tree) in seen:
                 continue
             seen.add(hash(tree))
-            shapes.add(hash(shape(tree)))
             wrong = fault(tree, allowed, folder / "disk", save_too=len(seen) % SAVE_TOO_EVERY == 0)
             faults += [f"history {histories}: {wrong}"] if wrong else []
             shutil.rmtree(folder / "disk")
@@ -42,26 +39,8 @@ def load_states(number: int, seed: int, folder: Path) -> tuple[dict[str, Any], b
     figures = {
         "seed": seed,
         "states": len(seen),
-        "shapes": len(shapes),
         "lives": histories,
         "faults": faults,
         "seconds": round(time.monotonic() - started),
     }
     return figures, not faults
-
-
-def shape(tree: Tree) -> tuple[tuple[str, str], ...]:
-    """Return the names and the outcome of each file, independent of step numbers and bytes."""
-    numbers = sorted({number for name, _ in tree for number in re.findall(r"\d{8}", name)})
-    ranks = {number: f"<{rank}>" for rank, number in enumerate(numbers)}
-    return tuple(
-        (re.sub(r"\d{8}", lambda found: ranks[found[0]], name), _outcome(name, content)) for name, content in tree
-    )
-
-
-def _outcome(name: str, content: bytes | None) -> str:
-    if content is None:
-        return "folder"
-    if not content.strip(b"\0"):
-        return "zeros" if content else "empty"
-    return "torn" if name.endswith((".json", ".jsonl")) and not content.endswith((b"\n", b"}")) else "some"

@@ -105,7 +105,7 @@ def test_stops_at_random_moments_are_clean_and_nothing_is_repeated(harness: Harn
 
 def test_every_mutation_of_the_newest_snapshot_is_detected(tmp_path: Path) -> None:
     """The older snapshot is returned bit for bit."""
-    tally = mutate(6 * len(MUTATIONS), 3, tmp_path)
+    tally = mutate(11 * len(MUTATIONS), 3, tmp_path)
     assert tally.clean, tally
     assert len(tally.by_kind) == len(MUTATIONS)
 

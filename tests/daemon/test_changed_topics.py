@@ -1,6 +1,7 @@
 """Topics that are added to a run, taken out, put back or compacted: each record is trained once, whatever dies."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,10 +11,10 @@ from streamlearn.errors import SnapshotError
 from streamlearn.events import Event
 from streamlearn.learner.learner import Step
 from streamlearn.settings import Settings
-from streamlearn.status import Status
+from streamlearn.status import Phase, Status
 from streamlearn.stream.position import OffsetRange, Position, TopicPartition
 from streamlearn.stream.record import Batch, Record
-from tests.daemon.test_daemon import DieAt, StopAfter, backbone, daemon_of, make, newest, opened, records
+from tests.daemon.test_daemon import StopAfter, backbone, daemon_of, make, newest, opened, records
 from tests.memory import MemorySource, records_from
 
 __all__ = ["backbone", "make"]
@@ -58,36 +59,19 @@ class Topics(MemorySource):
 
 
 class Trained(StopAfter):
-    """The records of all processes that were trained on, and what was published last."""
+    """The records that one process trained on, and what it published last; it may die after a step."""
 
-    def __init__(self) -> None:
-        super().__init__(step=-1)
+    def __init__(self, source: Topics, dies_at: int = 0) -> None:
+        super().__init__(dies_at)
         self.records: list[str] = []
-        self.status: Status | None = None
-        self.source: Topics | None = None
+        self.status = Status(Phase.STARTING)
+        self.source = source
 
     def on_step(self, batch: Batch, step: Step, status: Status) -> None:
         self.records += [f"{record.origin.topic}{record.offset}" for record in batch.records]
         self.status = status
-
-
-class DiesAt(Trained):
-    """A process that dies after a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._last = step
-
-    def on_step(self, batch: Batch, step: Step, status: Status) -> None:
-        super().on_step(batch, step, status)
-        DieAt(self._last).on_step(batch, step, status)
-
-
-def settings_of(make: Callable[..., Settings]) -> Settings:
-    """Those of a run that writes no snapshot between its start and its end."""
-    settings = make([])
-    snapshot = settings.snapshot.model_copy(update={"every_records": 1000})
-    return settings.model_copy(update={"snapshot": snapshot})
+        if step.number == self.step:
+            raise KeyboardInterrupt
 
 
 Learn = Callable[..., Trained]
@@ -98,17 +82,15 @@ def learn(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Lea
     """Run one process over some topics; it dies after the step `dies_at`."""
 
     def run(logs: Logs, start: str = "earliest", *, produced: Sequence[Record] = (), dies_at: int = 0) -> Trained:
-        source = Topics(logs, start, produced)
-        monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
-        trained = DiesAt(dies_at) if dies_at else Trained()
-        trained.source = source
-        with opened(settings_of(make)) as components:
-            daemon = daemon_of(components, trained)
-            if dies_at:
-                with pytest.raises(KeyboardInterrupt):
-                    daemon.run()
-            else:
-                daemon.run()
+        trained = Trained(Topics(logs, start, produced), dies_at)
+        monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: trained.source)
+        settings = make([])
+        rarely = settings.snapshot.model_copy(update={"every_records": 1000})  # at the start and at the end only
+        with (
+            opened(settings.model_copy(update={"snapshot": rarely})) as components,
+            pytest.raises(KeyboardInterrupt) if dies_at else nullcontext(),
+        ):
+            daemon_of(components, trained).run()
         return trained
 
     return run
@@ -129,21 +111,16 @@ def test_where_a_new_topic_begins_is_durable_before_its_first_record(
     assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0, 0), ("b", 0, 8, 0, 0, 0))
 
 
-def test_no_record_of_a_new_topic_is_read_before_its_start_is_durable(
-    learn: Learn, make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a disk that cannot be written the process ends, as a new run does."""
+def test_without_a_durable_start_of_a_new_topic_the_process_ends(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that cannot be written, as a new run does."""
     learn({"a": VALUES[:8]})
 
     def fail(*_: object) -> None:
         raise SnapshotError("no room")
 
     monkeypatch.setattr("streamlearn.snapshot.store.SnapshotStore.save", fail)
-    source, trained = Topics({"a": VALUES[:8], "b": VALUES[8:12]}, "earliest", ()), Trained()
-    monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
-    with opened(settings_of(make)) as components, pytest.raises(SnapshotError, match="no room"):
-        daemon_of(components, trained).run()
-    assert trained.records == []
+    with pytest.raises(SnapshotError, match="no room"):
+        learn({"a": VALUES[:8], "b": VALUES[8:12]})
 
 
 def test_after_a_rollback_the_start_of_a_new_topic_is_durable_again(
@@ -153,36 +130,27 @@ def test_after_a_rollback_the_start_of_a_new_topic_is_durable_again(
     learn({"a": VALUES[:8]})
     source = Topics({"a": VALUES[:8], "b": VALUES[8:12]}, "latest", ())
     monkeypatch.setattr("streamlearn.daemon.build.open_source", lambda _: source)
-    with opened(settings_of(make)) as components:
+    with opened(make([])) as components:
         daemon_of(components).restore_newest()
     assert newest(make([])).manifest.position == Position({A: 8, B: 4})
 
 
-@pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_a_topic_that_is_put_back_continues_where_it_was(
-    learn: Learn, make: Callable[..., Settings], start: str
-) -> None:
-    """Nothing of it is trained twice or skipped, and the topics that were read meanwhile are not moved."""
+def test_a_topic_that_is_put_back_continues_where_it_was(learn: Learn, make: Callable[..., Settings]) -> None:
+    """Nothing of it is trained twice or skipped, and the topics that were read meanwhile are not moved.
+
+    While it is not read, its lag is unknown and its offset is not committed.
+    """
     learn({"a": VALUES[:4], "b": VALUES[4:8]})
-    assert learn({"a": VALUES[8:16]}, start).records == ["a4", "a5", "a6", "a7"]
-    assert learn({"a": VALUES[8:16], "b": VALUES[16:24]}, start).records == ["b4", "b5", "b6", "b7"]
+    alone = learn({"a": VALUES[8:16]}, "latest")
+    assert alone.records == ["a4", "a5", "a6", "a7"]
+    assert [(row.topic, row.position, row.lag) for row in alone.status.partitions] == [(A.topic, 8, 0)]
+    assert alone.source.commits[-1][0] == Position({A: 8})
+    again = learn({"a": VALUES[8:16], "b": VALUES[16:24]}, "latest")
+    assert again.records == ["b4", "b5", "b6", "b7"]
+    assert again.source.remembered == {"a": "id of a", "b": "id of b"}
     snapshot = newest(make([]))
     assert snapshot.manifest.position == Position({A: 8, B: 8})
     assert snapshot.manifest.ledger == (("a", 0, 8, 0, 0, 0), ("b", 0, 8, 0, 0, 0))
-
-
-def test_a_topic_that_is_not_read_is_remembered_and_not_reported(learn: Learn, make: Callable[..., Settings]) -> None:
-    """Its lag is unknown and its offset is not committed; its identity is compared when it is read again."""
-    learn({"a": VALUES[:4], "b": VALUES[4:8]})
-    trained = learn({"a": VALUES[8:16]})
-    assert trained.status is not None
-    assert trained.source is not None
-    assert [(row.topic, row.position, row.lag) for row in trained.status.partitions] == [(A.topic, 8, 0)]
-    assert trained.source.commits[-1][0] == Position({A: 8})
-    assert newest(make([])).manifest.position == Position({A: 8, B: 4})
-    again = learn({"a": VALUES[8:16], "b": VALUES[16:24]})
-    assert again.source is not None
-    assert again.source.remembered == {"a": "id of a", "b": "id of b"}
 
 
 def test_journalled_records_of_a_topic_that_is_not_read_are_trained_when_it_is_put_back(learn: Learn) -> None:

@@ -12,23 +12,21 @@ from torch import Tensor
 import streamlearn.daemon.checkpoint as daemon_module
 from connectors.dead_letters import FileDeadLetters
 from streamlearn.board import Board, Clock
-from streamlearn.controls import Control, ControlFile, Requester, StateControls
+from streamlearn.controls import Control, ControlFile, Requester
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DeadLetterError, Reason, SnapshotError, StreamlearnError, UsageError
 from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Result
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import RegimesState
-from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
-from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
+from tests.learners import differences
 from tests.regimes.conftest import backbone, maker
-from tests.regimes.shifting_streams import Silent, differences, run, stream, tensors_of
-from tests.variants import variants
+from tests.regimes.shifting_streams import Silent, run, stream, tensors_of
 
 __all__ = ["backbone"]
 
@@ -117,16 +115,6 @@ def results(settings: Settings) -> list[tuple[str, str]]:
 # --- pause ------------------------------------------------------------------------------------------------------------
 
 
-class Turns:
-    """Counts the turns of a paused loop instead of sleeping, and acts at some of them."""
-
-    def __init__(self, acts: Iterator[Callable[[], object]]) -> None:
-        self._acts = acts
-
-    def __call__(self, seconds: float) -> None:
-        next(self._acts)()
-
-
 def test_a_paused_daemon_takes_no_step_and_reads_no_record(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, without: dict[str, Tensor]
 ) -> None:
@@ -135,20 +123,21 @@ def test_a_paused_daemon_takes_no_step_and_reads_no_record(
     with opened(settings) as components:
         operator = Operator({7: Control.run("pause")})
         daemon = daemon_of(components, operator)
-        found: list[tuple[Phase, bool, int, int]] = []
+        shown: set[tuple[Phase, bool, int]] = set()
 
         def acts() -> Iterator[Callable[[], object]]:
             monkeypatch.setattr(components.source, "poll", lambda **_: pytest.fail("read while paused"))
             for _ in range(3):
                 status = daemon.board.read()
-                found.append((status.phase, status.ready, status.step, status.records_trained))
+                shown.add((status.phase, status.ready, status.step))
                 yield lambda: None
             monkeypatch.undo()
             yield lambda: operator.ask(Control.run("resume"))
 
-        monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", Turns(acts()))
+        turns = acts()
+        monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", lambda _: next(turns)())
         daemon.run()
-        assert {(phase, ready, step) for phase, ready, step, _ in found} == {(Phase.PAUSED, True, 7)}
+        assert shown == {(Phase.PAUSED, True, 7)}
         assert operator.answer("pause").paused
         assert not operator.answer("resume").paused
         assert differences(without, tensors_of(components)) == []
@@ -160,36 +149,20 @@ class Died(BaseException):
     """The process was killed."""
 
 
-def test_a_pause_survives_the_process(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed as soon as the request is answered; the next start is ready and paused, and no step follows."""
-    settings = make(clean())
-
-    def die(_: float) -> None:
-        raise Died
-
-    monkeypatch.setattr("streamlearn.daemon.loop.time.sleep", die)
-    for plan in ({7: Control.run("pause")}, {}):
-        with opened(settings) as components:
-            daemon = daemon_of(components, Operator(plan))
-            with pytest.raises(Died):
-                daemon.run()
-            assert daemon.board.read().phase is Phase.PAUSED
-            assert daemon.board.read().ready
-    assert daemon.board.read().step == 0
-
-
 # --- pins -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pinned_snapshot_is_never_pruned(make: Callable[..., Settings]) -> None:
-    """Beyond `snapshot.keep`, also when the disk is full; unpinned, it goes with the next save."""
+    """Beyond `snapshot.keep`, also when the disk is full. The journal is cut all the same, as by a rollback to it."""
     settings = make(clean())
     settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
-    _, daemon, operator = operated(
-        settings, {11: Control.snapshot("pin", EARLY), 25: Control.snapshot("pin", "00000077")}
-    )
+    with opened(settings) as components:
+        operator = Operator({11: Control.snapshot("pin", EARLY), 25: Control.snapshot("pin", "00000077")})
+        daemon_of(components, operator).run()
+        store = components.store
+        newest = int(store.names()[-2])
+        assert all(entry.step >= newest for entry in components.journal.entries(after_step=0))
     assert operator.answers["pin"].exception(timeout=0) is not None  # there is no 77
-    store = daemon.components.store
     assert store.names()[0] == EARLY
     store.prune(keep=1)
     assert store.names() == [EARLY, store.names()[-1]]
@@ -201,23 +174,13 @@ def test_a_pinned_snapshot_is_never_pruned(make: Callable[..., Settings]) -> Non
     assert ControlFile(settings.state).state.pins == {EARLY}
 
 
-def test_a_pin_does_not_keep_the_journal_of_everything_since(make: Callable[..., Settings]) -> None:
-    """A rollback to it cuts the journal at its step anyway."""
-    settings = make(clean())
-    settings = settings.model_copy(update={"snapshot": settings.snapshot.model_copy(update={"keep": 2})})
-    with opened(settings) as components:
-        daemon_of(components, Operator({11: Control.snapshot("pin", EARLY)})).run()
-        newest = int(components.store.names()[-2])
-        assert all(entry.step >= newest for entry in components.journal.entries(after_step=0))
-
-
 # --- rollback ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_rollback_that_skips_records_ends_as_if_they_had_never_been(
     make: Callable[..., Settings], without: dict[str, Tensor], with_poison: dict[str, Tensor]
 ) -> None:
-    """Bit for bit; each of them is one dead letter, and the position is after the last record."""
+    """Bit for bit; each is one dead letter, the position is after the last record, and snapshots are moved aside."""
     settings = make(poisoned())
     state, daemon, operator = operated(settings, {NOTICED: SKIP})
     answer = operator.answer("rollback")
@@ -231,11 +194,8 @@ def test_a_rollback_that_skips_records_ends_as_if_they_had_never_been(
     letters = (settings.state / "dead_letters.jsonl").read_bytes().splitlines()
     offsets = [int(orjson.loads(line)["headers"]["__streamlearn.errors.offset"]) for line in letters]
     assert offsets == list(POISON)
-    assert sorted(path.name for path in (settings.state / "snapshots").glob("rolled-back-*")) == [
-        "rolled-back-00000020",
-        "rolled-back-00000030",
-        "rolled-back-00000040",
-    ]
+    aside = sorted(path.name for path in (settings.state / "snapshots").glob("rolled-back-*"))
+    assert aside == ["rolled-back-00000020", "rolled-back-00000030", "rolled-back-00000040"]
 
 
 def test_a_rollback_that_skips_nothing_repeats_the_run(
@@ -244,60 +204,6 @@ def test_a_rollback_that_skips_nothing_repeats_the_run(
     """The same records end in the same bits."""
     state, _, _ = operated(make(poisoned()), {NOTICED: Control.snapshot("rollback", LATE)})
     assert differences(with_poison, state) == []
-
-
-STEPS_OF_THE_PROTOCOL = {
-    "before it is decided": ("write", 1, "old"),
-    "while it is decided": ("rename", 1, "old"),
-    "once it is decided": ("rename", 2, "new"),
-    "while snapshots are moved": ("rename", 3, "new"),
-    "before the journal is cut": ("write", 2, "new"),
-    "once the journal is cut": ("write", 3, "new"),
-    "while it is noted as finished": ("rename", 6, "new"),
-}
-
-
-@pytest.mark.parametrize(
-    "where",
-    variants(
-        STEPS_OF_THE_PROTOCOL.keys(), short=["while it is decided", "once it is decided", "once the journal is cut"]
-    ),
-)
-def test_a_death_within_a_rollback_leaves_the_old_run_or_the_rolled_back_one(
-    make: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    without: dict[str, Tensor],
-    with_poison: dict[str, Tensor],
-    where: str,
-) -> None:
-    """Every tensor at the end is that of one or the other: of the rolled-back one as soon as it is decided."""
-    operation, number, outcome = STEPS_OF_THE_PROTOCOL[where]
-    settings = make(poisoned())
-    really = StateControls.roll_back
-
-    def dying(controls: StateControls, *args: Any) -> list[str]:
-        calls = iter(range(1, 99))
-        for files in (controls._file._files, controls._store.files, controls._journal._files):
-            inner = getattr(files, operation)
-
-            def counted(*args: Any, inner: Callable[..., None] = inner) -> None:
-                if next(calls) == number:
-                    raise Died
-                inner(*args)
-
-            monkeypatch.setattr(files, operation, counted)
-        return really(controls, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StateControls, "roll_back", dying)
-        with pytest.raises(Died):
-            operated(settings, {NOTICED: SKIP})
-    monkeypatch.undo()
-    state, daemon, _ = operated(settings, {})
-    assert differences(with_poison if outcome == "old" else without, state) == []
-    skipped = {} if outcome == "old" else {Reason.SKIPPED: len(POISON)}
-    assert daemon.state.reasons == skipped
-    assert results(settings) == [("rollback", "asked"), *([] if outcome == "old" else [("rollback", "done")])]
 
 
 def test_a_death_after_a_rollback_repeats_nothing_of_the_old_run(
@@ -359,7 +265,10 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(
 def test_a_rollback_that_cannot_be_finished_ends_the_process(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, without: dict[str, Tensor]
 ) -> None:
-    """The disk fails once it is decided; the next start finishes it."""
+    """The disk fails once it is decided; the next start finishes it.
+
+    `tests.controls.test_rollback_protocol` has a death at every call.
+    """
     settings = make(poisoned())
 
     def failing(*_: object) -> list[str]:
@@ -390,42 +299,6 @@ def test_fresh_forgets_pins_and_skipped_records_and_stays_paused(
 
 
 # --- regimes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("control", "holds"),
-    [
-        (Control.regime("freeze", 1), lambda regimes: regimes.by_slot[0].is_frozen),
-        (Control.regime("rename", 1, new_name="zoo"), lambda regimes: regimes.by_slot[0].name == "zoo"),
-        (Control.regime("drop", 1), lambda regimes: 1 not in regimes.numbers.values()),
-    ],
-)
-def test_a_changed_regime_is_durable_when_it_is_answered(
-    make: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    control: Control,
-    holds: Callable[[Regimes], bool],
-) -> None:
-    """A snapshot of the same step has it: killed right after the answer, the next start finds it changed."""
-    settings, operator = make(clean()), Operator({10: control})
-    with opened(settings) as components:
-        next_batch = components.adaptation.next_batch
-
-        def next_or_die() -> AssignedBatch | None:
-            if control.verb in operator.answers:
-                assert operator.answers[control.verb].done(), "answered before the next batch"
-                raise Died
-            assert not components.adaptation.numbers or not holds(components.adaptation)
-            return next_batch()
-
-        monkeypatch.setattr(components.adaptation, "next_batch", next_or_die)
-        with pytest.raises(Died):
-            daemon_of(components, operator).run()
-    assert operator.answer(control.verb).snapshot == "00000010"
-    with opened(settings) as components:
-        assert components.state.last_snapshot is not None
-        assert components.state.last_snapshot.name == "00000010"
-        assert holds(components.adaptation)
 
 
 class Outage(Operator):

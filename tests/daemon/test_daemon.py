@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import orjson
 import pytest
-import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
@@ -22,15 +21,14 @@ from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.regimes.regime import ShiftReport
-from streamlearn.settings import Settings, SourceSettings
+from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, Status
 from streamlearn.stream.position import Gap, OffsetRange, Position
 from streamlearn.stream.record import Batch, Record
-from tests.broker import Broker
 from tests.doubles import tiny_backbone
-from tests.learners import regime_tensors, state_of
+from tests.learners import differences, regime_tensors, state_of
 
 PER_BATCH = 4
 RUBBISH = b"{not json"
@@ -92,24 +90,9 @@ def run(settings: Settings, observer: Any = None, **options: Any) -> tuple[dict[
         daemon.run()
         snapshot = components.store.newest()
         assert snapshot is not None
-        weights = {f"{bank.name}.{n}": p.detach().clone() for bank in _banks(components) for n, p in bank.items()}
+        groups = components.learner.optimizer.groups
+        weights = {f"{group.name}.{n}": p.detach().clone() for group in groups for n, p in group.parameters.items()}
         return {**state_of(components.learner), **regime_tensors(components.adaptation), **weights}, daemon
-
-
-def _banks(components: Components) -> list[Any]:
-    return [_Named(group.name, group.parameters) for group in components.learner.optimizer.groups]
-
-
-class _Named(dict[str, Any]):
-    def __init__(self, name: str, parameters: Any) -> None:
-        super().__init__(parameters)
-        self.name = name
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """Bit for bit."""
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
 def without_numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +137,7 @@ def test_a_stop_and_a_restart_change_no_bit(make: Callable[..., Settings]) -> No
     halves, daemon = run(settings)
     assert daemon.state.ledger.rows()[0][2:4] == (30, 2)
     assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 2
-    assert_same(whole, halves)
+    assert differences(whole, halves) == []
 
 
 def test_deletions_are_counted_by_themselves_over_a_restart(make: Callable[..., Settings]) -> None:
@@ -169,8 +152,8 @@ def test_deletions_are_counted_by_themselves_over_a_restart(make: Callable[..., 
         hook = StopAfter(3)
         hook.daemon = daemon_of(components, hook)
         hook.daemon.run()
-    found, daemon = run(settings)
-    assert_same(whole, found)
+    state, daemon = run(settings)
+    assert differences(whole, state) == []
     assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 20, 0, 0, 4)]
     status = daemon.board.read()
     assert (status.ignored, status.records_dead_lettered) == ({"deletion": 4}, 0)
@@ -248,7 +231,7 @@ def test_a_death_between_snapshots_changes_no_bit(make: Callable[..., Settings])
     state, daemon = run(settings)
     assert daemon.state.ledger.rows()[0][2:4] == (30, 1)
     assert len((settings.state / "dead_letters.jsonl").read_bytes().splitlines()) == 1
-    assert_same(whole, state)
+    assert differences(whole, state) == []
 
 
 def test_the_journal_stays_whole_when_batches_change(make: Callable[..., Settings]) -> None:
@@ -315,7 +298,7 @@ def test_what_expired_before_its_replay_is_left_out_and_the_rest_trained_once(
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
     assert daemon.state.ledger.rows()[0][2] == 30 - (17 - 12)
     assert list(daemon.state.ledger.position.values()) == [30]
-    assert_same(without, state)
+    assert differences(without, state) == []
 
 
 class Overtaken(Expiring):
@@ -345,42 +328,14 @@ def test_what_expired_while_it_was_read_is_left_out_for_good(
         state, daemon = run(settings)
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == []
     assert daemon.state.ledger.rows()[0][2] == 25
-    assert_same(without, state)
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("leaked_sockets")
-def test_a_partition_that_expired_holds_up_no_other(
-    make: Callable[..., Settings], broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its journalled records are gone; the others are trained all the same, and the ledger adds up."""
-    topic = broker.new_topic(partitions=2)
-    for partition in (0, 1):
-        broker.produce(topic, records(60), partition)
-    kafka = broker.settings(topic, offset_gap_policy="earliest")
-    settings = make([]).model_copy(update={"source": SourceSettings(kafka=kafka)})
-    die(settings, 5)
-    before = newest(settings).manifest.position
-    one, other = before
-    broker.delete_records(topic, 0, before=60)
-    lost = 60 - before[one]
-    last = 3 + (120 - sum(before.values()) - lost - settings.shift.lookahead_records) // PER_BATCH
-    with opened(settings) as components:
-        hook = StopAfter(last)
-        hook.daemon = daemon_of(components, hook)
-        hook.daemon.run()
-        ledger = hook.daemon.state.ledger
-    assert lost > 0
-    assert (ledger.trained[one] + lost, ledger.trained[other]) == (ledger.position[one], ledger.position[other])
-    assert ledger.position[one] == 60
-    assert ledger.trained.total() == last * PER_BATCH
+    assert differences(without, state) == []
 
 
 def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
     """Different meta, equal bits."""
     first, _ = run(make(records(20, task="a"), "a"))
     second, _ = run(make(records(20, task="b", more=[1, 2, {"x": None}]), "b"))
-    assert_same(first, second)
+    assert differences(first, second) == []
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -417,7 +372,7 @@ def test_a_refused_update_sets_its_batch_aside(make: Callable[..., Settings], mo
     assert daemon.state.reasons == {"not_finite_update": PER_BATCH}
     assert daemon.state.ledger.rows()[0][2:4] == (24, PER_BATCH)
     clean, _ = run(make([*records(24)[:8], *[RUBBISH] * PER_BATCH, *records(24)[8:]], "clean"))
-    assert_same(without_numbers(state), without_numbers(clean))
+    assert differences(without_numbers(state), without_numbers(clean)) == []
 
 
 def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +391,7 @@ def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monk
     letters = value("streamlearn_records_dead_lettered_total", {"reason": "not_finite_update"})
     assert letters == (3 + 2) * PER_BATCH, "refused, and left out once more"
     clean, _ = run(make([*records(40)[:20], *[RUBBISH] * 3 * PER_BATCH, *records(40)[20:]], "clean"))
-    assert_same(without_numbers(state), without_numbers(clean))
+    assert differences(without_numbers(state), without_numbers(clean)) == []
 
 
 def test_a_rollback_at_the_end_reads_the_rest_again(
@@ -478,7 +433,7 @@ def test_a_run_continues_with_more_regimes(make: Callable[..., Settings]) -> Non
             state, _ = run(settings, accept_config_change=True)
         return state
 
-    assert_same(ended("grown", 4, 9), ended("whole", 9, 9))
+    assert differences(ended("grown", 4, 9), ended("whole", 9, 9)) == []
 
 
 def test_fresh_sets_the_old_state_aside(make: Callable[..., Settings]) -> None:

@@ -18,15 +18,17 @@ from streamlearn.settings import Settings
 from streamlearn.snapshot.files import Files
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch
-from tests.daemon.test_daemon import RUBBISH, assert_same, backbone, daemon_of, make, opened, records, run
+from tests.daemon.test_daemon import RUBBISH, StopAfter, backbone, daemon_of, make, opened, records, run
+from tests.learners import differences
 
 __all__ = ["backbone", "make"]
 
 
-class Disk:
+class Disk(StopAfter):
     """A disk that fails every durable write while `broken(step)` holds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: Callable[[int], bool]) -> None:
+        super().__init__(step=-1)
         self._broken_at = broken
         self.broken = False
         self.seen: list[str] = []
@@ -36,40 +38,28 @@ class Disk:
         monkeypatch.setattr(daemon_module, "RETRY_S", 0.0)
 
     def check(self) -> None:
-        """Fail when it is broken."""
         if self.broken:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def write(self, descriptor: int, data: Any) -> int:
-        """The journal's and the dead letters' system call."""
         self.check()
         return self._write(descriptor, data)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """One file of a snapshot."""
         self.check()
         self._files(Files(), path, data)
-
-    def on_start(self, status: Status) -> None:
-        """Do nothing: the first snapshot is written."""
 
     def on_step(self, batch: Batch, step: Any, status: Status) -> None:
         """Note the published reason; the disk's state changes from the next step on."""
         self.seen.append(status.degraded)
         self.broken = self._broken_at(step.number)
 
-    def on_shift(self, entry: Any) -> None:
-        """Do nothing."""
-
-    def on_snapshot(self, info: Any) -> None:
-        """Do nothing."""
-
 
 def lines() -> list[bytes]:
-    found = records(48)
+    rows = records(48)
     for place in (9, 25, 40):
-        found.insert(place, RUBBISH)
-    return found
+        rows.insert(place, RUBBISH)
+    return rows
 
 
 def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +68,8 @@ def test_learning_outlasts_a_full_disk(make: Callable[..., Settings], monkeypatc
     settings = make(lines(), "refused")
     with monkeypatch.context() as patch, capture_logs() as logs:
         disk = Disk(patch, broken=lambda step: 2 <= step < 9)
-        found, daemon = run(settings, disk)
-    assert_same(found, wanted)
+        state, daemon = run(settings, disk)
+    assert differences(state, wanted) == []
     assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     assert disk.seen[1] == ""
     assert all("No space left" in reason for reason in disk.seen[3:9])
@@ -139,8 +129,8 @@ def test_a_disk_that_stays_full_ends_the_run(make: Callable[..., Settings], monk
         daemon.degradation = Degradation(0.0)
         with pytest.raises((SnapshotError, DeadLetterError), match="No space left"):
             daemon.run()
-    found, daemon = run(settings)
-    assert_same(found, wanted)
+    state, daemon = run(settings)
+    assert differences(state, wanted) == []
     assert daemon.state.ledger.rows() == [("stream.jsonl", 0, 48, 3, 0, 0)]
     letters = (settings.state / "dead_letters.jsonl").read_bytes().splitlines()
     assert len(letters) == 3
@@ -170,7 +160,7 @@ def test_a_snapshot_on_request_ends_the_degradation(
 
 
 def test_a_failure_is_logged_once_and_again_when_its_message_changes() -> None:
-    """A full disk is not filled further by its own log."""
+    """A full disk is not filled further by its own log; after the limit the failure ends the run."""
     now = [0.0]
     degradation = Degradation(100.0, lambda: now[0])
     with capture_logs() as logs:
@@ -181,14 +171,6 @@ def test_a_failure_is_logged_once_and_again_when_its_message_changes() -> None:
     now[0] = 100.0
     with pytest.raises(SnapshotError, match="no disk"):
         degradation.failed("snapshot", SnapshotError("no disk"))
-
-
-def test_what_worked_in_between_starts_anew() -> None:
-    """The limit applies to consecutive failures."""
-    now = [0.0]
-    degradation = Degradation(10.0, lambda: now[0])
-    for second in range(0, 50, 9):
-        now[0] = float(second)
-        degradation.failed("snapshot", SnapshotError("no room"))
-        degradation.recovered("snapshot")
+    degradation.recovered("snapshot")
     assert degradation.reason == ""
+    degradation.failed("snapshot", SnapshotError("no disk"))  # the limit applies to consecutive failures

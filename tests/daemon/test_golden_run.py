@@ -70,7 +70,7 @@ def components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comp
         yield components
 
 
-def test_every_saved_value_is_read(components: Components) -> None:
+def test_every_saved_value_is_read_and_the_run_continues_with_its_regimes(components: Components) -> None:
     saved = load_file(GOLDEN / "snapshots" / f"{STEP:08d}" / STATE)
     read, _ = dump_components({"regimes": components.adaptation.save()})
     of_regimes = [name for name in saved if name.startswith("regimes.")]
@@ -79,8 +79,6 @@ def test_every_saved_value_is_read(components: Components) -> None:
     assert (components.learner.number, components.state.records) == (STEP, STEP * PER_BATCH + 1)
     assert [report.shift.onset for report in components.adaptation.state.reports] == [1, 45]
 
-
-def test_the_run_continues_and_knows_its_regimes(components: Components) -> None:
     daemon = daemon_of(components)
     daemon.run()
     assert daemon.state.records == len(lines(STEP + 8))

@@ -26,7 +26,7 @@ from streamlearn.daemon.process import (
 )
 from streamlearn.events import Event
 from streamlearn.status import PartitionStatus, Phase, SnapshotStatus, Status
-from tests.doubles import tiny_backbone
+from tests.doubles import SetClock, tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
 from tests.variants import variants
 
@@ -35,10 +35,12 @@ NAMES = [number.name for number in STOPPING]
 
 
 @pytest.mark.parametrize("number", STOPPING, ids=NAMES)
-def test_while_components_are_opened_a_signal_is_no_error(number: signal.Signals) -> None:
-    """No handler of Exception on the way may take it for a failure; the handlers are restored afterwards."""
-    signals = StopSignals()
-    before = signal.getsignal(number)
+def test_a_signal_is_no_error_before_the_loop_and_its_name_reaches_the_loop(number: signal.Signals) -> None:
+    """No handler of Exception may take it for a failure; a second one interrupts nothing, and handlers are restored.
+
+    A closed terminal may send two: one from the shell, one from the kernel.
+    """
+    signals, received, before = StopSignals(), list[str](), signal.getsignal(number)
     with signals.installed():
         signals.raise_on_signal()
         with pytest.raises(StopEarly, match=number.name):
@@ -46,16 +48,27 @@ def test_while_components_are_opened_a_signal_is_no_error(number: signal.Signals
         assert signal.getsignal(number) is (signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
     assert signal.getsignal(number) is before
     assert not issubclass(StopEarly, Exception)
-
-
-@pytest.mark.parametrize("number", STOPPING, ids=NAMES)
-def test_the_loop_receives_the_name_of_the_signal(number: signal.Signals) -> None:
-    signals, received = StopSignals(), list[str]()
+    signals = StopSignals()
     with signals.installed():
         signals.raise_on_signal()
         signals.call_on_signal(received.append)
         os.kill(os.getpid(), number)
+        if number == signal.SIGHUP:
+            os.kill(os.getpid(), number)
     assert received == [number.name]
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    """As nohup(1) expects."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals, received = StopSignals(), list[str]()
+        with signals.installed():
+            signals.call_on_signal(received.append)
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -75,37 +88,13 @@ def test_a_signal_that_a_finaliser_swallowed_stops_the_loop() -> None:
     assert received == ["SIGTERM"]
 
 
-def test_a_second_hangup_does_not_interrupt_the_snapshot() -> None:
-    """A closed terminal may send two: one from the shell, one from the kernel."""
-    signals, received = StopSignals(), list[str]()
-    with signals.installed():
-        signals.call_on_signal(received.append)
-        os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGHUP)
-    assert received == ["SIGHUP"]
-
-
-def test_an_ignored_hangup_stays_ignored() -> None:
-    """As nohup(1) expects."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        signals, received = StopSignals(), list[str]()
-        with signals.installed():
-            signals.call_on_signal(received.append)
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert received == []
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize("number", STOPPING, ids=NAMES)
-def test_while_modules_are_imported_a_signal_ends_the_process_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+def test_while_modules_are_imported_a_signal_ends_the_process_cleanly(tmp_path: Path) -> None:
     """`run` installs its handlers before it imports what takes seconds."""
     script = (
         "import os, sys, importlib.abc\n"
         "class Interrupting(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == 'streamlearn.cli.run': os.kill(os.getpid(), {int(number)})\n"
+        f"        if name == 'streamlearn.cli.run': os.kill(os.getpid(), {int(signal.SIGTERM)})\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         f"sys.argv = ['streamlearn', 'run', '--config', {str(tmp_path / 'absent.yaml')!r}]\n"
         "from streamlearn.cli.main import main; main()\n"
@@ -144,9 +133,8 @@ def test_each_signal_ends_a_learning_daemon_with_a_snapshot(daemon: DaemonProces
     """Exit 0, and the snapshot covers the last journalled step."""
     daemon.start()
     daemon.wait_until(lambda: daemon.journalled_step() >= 2, "two steps")
-    assert daemon._process is not None
-    daemon._process.send_signal(number)
-    assert daemon._process.wait(timeout=START_S) == 0
+    os.kill(daemon.pid, number)
+    assert daemon.wait_for_end(START_S) == 0
     assert daemon.newest().manifest["step"] == daemon.journalled_step() >= 2
     stops = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines()]
     assert stops[-1]["event"] == "daemon_stopped"
@@ -197,34 +185,31 @@ class Manager:
                 return lines
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "notify") if request.param == "path" else f"@streamlearn-test-{os.getpid()}"
-
-
 @pytest.fixture
-def manager(address: str) -> Iterator[Manager]:
-    other = Manager("\0" + address[1:] if address.startswith("@") else address)
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    other = Manager(str(tmp_path / "notify"))
     yield other
     other.close()
 
 
-class Time:
-    """A clock that stands still unless moved."""
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return str(tmp_path / "notify")
 
-    def __init__(self) -> None:
-        self.now = 100.0
 
-    def __call__(self) -> float:
-        return self.now
+def test_an_abstract_address_is_understood() -> None:
+    name = f"streamlearn-test-{os.getpid()}"
+    manager = Manager(f"\0{name}")
+    ServiceManager(f"@{name}").on_publish(RUNNING)
+    assert "READY=1" in manager.received()
+    manager.close()
 
 
 def test_ready_is_sent_once_and_not_while_loading(address: str, manager: Manager) -> None:
-    time = Time()
+    time = SetClock()
     ours = ServiceManager(address, clock=time)
     ours.on_publish(LOADING)
     assert manager.received() == ["STATUS=starting: the backbone is being loaded"]
@@ -238,7 +223,7 @@ def test_ready_is_sent_once_and_not_while_loading(address: str, manager: Manager
 
 
 def test_a_status_line_is_not_sent_for_every_step(address: str, manager: Manager) -> None:
-    time = Time()
+    time = SetClock()
     ours = ServiceManager(address, clock=time)
     for step in range(128):
         ours.on_publish(replace(RUNNING, step=step))
@@ -252,7 +237,7 @@ def test_a_status_line_is_not_sent_for_every_step(address: str, manager: Manager
 
 def test_only_a_running_loop_serves_the_watchdog(address: str, manager: Manager) -> None:
     """Four times per interval while the loop publishes."""
-    time = Time()
+    time = SetClock()
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid())}
     ours = ServiceManager.from_environment(environ)
     ours._clock = time
@@ -261,23 +246,23 @@ def test_only_a_running_loop_serves_the_watchdog(address: str, manager: Manager)
         ours.on_publish(RUNNING)
         served.append("WATCHDOG=1" in manager.received())
         time.now += 0.125
-    assert [i for i, each in enumerate(served) if each] == [0, 16, 32, 48]
+    assert [turn for turn, is_served in enumerate(served) if is_served] == [0, 16, 32, 48]
 
 
-@pytest.mark.parametrize("changes", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": ""}, {"WATCHDOG_USEC": "soon"}])
-def test_the_watchdog_of_another_process_is_not_served(address: str, manager: Manager, changes: dict[str, str]) -> None:
-    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid()), **changes}
-    ServiceManager.from_environment(environ).on_publish(RUNNING)
-    assert "WATCHDOG=1" not in manager.received()
-
-
-def test_a_rank_serves_the_watchdog_of_torchrun(address: str, manager: Manager) -> None:
-    """Which is its parent, and the main process of the unit."""
-    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getppid())}
-    ServiceManager.from_environment(environ).on_publish(RUNNING)
-    assert "WATCHDOG=1" not in manager.received()
-    ServiceManager.from_environment({**environ, "TORCHELASTIC_RUN_ID": "none"}).on_publish(RUNNING)
-    assert "WATCHDOG=1" in manager.received()
+def test_only_the_main_process_of_the_unit_serves_the_watchdog(address: str, manager: Manager) -> None:
+    """Of a rank, which torchrun started, that is its parent."""
+    ours = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid())}
+    of_parent = {**ours, "WATCHDOG_PID": str(os.getppid())}
+    for environ, is_served in (
+        (ours, True),
+        ({**ours, "WATCHDOG_PID": "1"}, False),
+        ({**ours, "WATCHDOG_USEC": ""}, False),
+        ({**ours, "WATCHDOG_USEC": "soon"}, False),
+        (of_parent, False),
+        ({**of_parent, "TORCHELASTIC_RUN_ID": "none"}, True),
+    ):
+        ServiceManager.from_environment(environ).on_publish(RUNNING)
+        assert ("WATCHDOG=1" in manager.received()) == is_served, environ
 
 
 def test_an_unreachable_manager_stops_nothing(tmp_path: Path) -> None:
@@ -313,7 +298,7 @@ def test_what_lies_between_tensors_in_use_is_returned() -> None:
     del tensors
     return_freed_memory()
     assert resident_mib() < full - 150
-    assert all(bool((each == 1).all()) for each in kept[:10])
+    assert all(bool((tensor == 1).all()) for tensor in kept[:10])
 
 
 @pytest.mark.long

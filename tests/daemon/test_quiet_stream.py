@@ -1,6 +1,8 @@
 """A stream that goes quiet is learned to its end, goes on when records come again, and is repeated exactly."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +23,10 @@ from streamlearn.stream.record import Record
 from tests.broker import Broker
 from tests.daemon.test_daemon import DieAt, StopAfter, daemon_of, opened
 from tests.doubles import SetClock
+from tests.learners import differences
 from tests.memory import MemorySource
-from tests.regimes.conftest import backbone, make
-from tests.regimes.shifting_streams import differences, stream, tensors_of
-from tests.variants import variants
+from tests.regimes.conftest import backbone, make, maker
+from tests.regimes.shifting_streams import stream, tensors_of
 
 __all__ = ["backbone", "make"]
 
@@ -93,26 +95,19 @@ class BurstySource(MemorySource):
         return self._ended
 
 
-@pytest.fixture
-def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Components]:
+def learned(
+    settings: Settings, log: Log, observer: Any = None, watch: Callable[[Daemon], None] = lambda _: None
+) -> Components:
     """Run one process over a log to its end; `watch` gets the daemon before it runs."""
-
-    def run(
-        settings: Settings, log: Log, observer: Any = None, watch: Callable[[Daemon], None] = lambda _: None
-    ) -> Components:
-        clock = SetClock()
-        with monkeypatch.context() as patch:
-            patch.setattr("streamlearn.daemon.build.open_source", lambda _: BurstySource(log, clock))
-            components = Components(settings, clock=clock)
-        try:
-            daemon = daemon_of(components, observer)
-            watch(daemon)
-            daemon.run()
-        finally:
-            components.close()
-        return components
-
-    return run
+    clock = SetClock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamlearn.daemon.build.open_source", lambda _: BurstySource(log, clock))
+        components = Components(settings, clock=clock)
+    with closing(components):
+        daemon = daemon_of(components, observer)
+        watch(daemon)
+        daemon.run()
+    return components
 
 
 class Died(BaseException):
@@ -137,7 +132,7 @@ def die_in(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, *, after: 
     return left
 
 
-def test_nothing_waits_after_a_quiet_time(make: Callable[..., Settings], learn: Callable[..., Components]) -> None:
+def test_nothing_waits_after_a_quiet_time(make: Callable[..., Settings]) -> None:
     """Each spell ends with every record trained or held out, lag 0 and an idle daemon; each task is a regime."""
     seen: list[tuple[int, int, list[int | None], str]] = []
 
@@ -146,20 +141,20 @@ def test_nothing_waits_after_a_quiet_time(make: Callable[..., Settings], learn: 
             status = daemon.board.read()
             waiting = len(daemon.adaptation.waiting)
             done = status.records_trained + status.records_held_out
-            seen.append((done, waiting, [each.lag for each in status.partitions], str(status.phase)))
+            seen.append((done, waiting, [partition.lag for partition in status.partitions], str(status.phase)))
 
         source: Any = daemon.components.source
         source.on_spell = note
 
     with capture_logs() as logs:
-        components = learn(make([]), Log(BURSTS), watch=watch)
+        components = learned(make([]), Log(BURSTS), watch=watch)
     assert seen == [(70, 0, [0], "idle"), (160, 0, [0], "idle"), (RECORDS, 0, [0], "idle")]
     flushed = [log for log in logs if log["event"] == Event.STREAM_FLUSHED]
     assert [log["reason"] for log in flushed] == ["linger"] * 3
     assert [report.shift.onset for report in components.adaptation.state.reports] == [1, 71, 154]
 
 
-def test_without_a_linger_records_wait(make: Callable[..., Settings], learn: Callable[..., Components]) -> None:
+def test_without_a_linger_records_wait(make: Callable[..., Settings]) -> None:
     """`null`: the last 16 records and an open batch wait for the next burst, and only the end flushes."""
     seen: list[int] = []
 
@@ -168,122 +163,80 @@ def test_without_a_linger_records_wait(make: Callable[..., Settings], learn: Cal
         source.on_spell = lambda: seen.append(daemon.state.records)
 
     with capture_logs() as logs:
-        learn(make([], stream={"linger_s": None}), Log(BURSTS), watch=watch)
+        learned(make([], stream={"linger_s": None}), Log(BURSTS), watch=watch)
     assert all(done <= read - 16 for done, read in zip(seen, (70, 160, RECORDS), strict=True))
     assert [log["reason"] for log in logs if log["event"] == Event.STREAM_FLUSHED] == ["end"]
 
 
-def test_a_probe_reads_what_came_before_the_quiet_time(
-    make: Callable[..., Settings], learn: Callable[..., Components]
-) -> None:
+def test_a_probe_reads_what_came_before_the_quiet_time(make: Callable[..., Settings]) -> None:
     """A new regime with fewer tokens than `probe.warmup_tokens` is probed with those, and trained on."""
     log = Log([stream("animals", per_task=70), stream("sums", per_task=30)])
-    components = learn(make([], probe={"warmup_tokens": 10_000}), log)
+    components = learned(make([], probe={"warmup_tokens": 10_000}), log)
     _, report = components.adaptation.state.reports
     assert 0 < report.probe_tokens < 10_000
     assert components.state.records == 100
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Tensor]:
-    """The tensors of a run that nothing interrupted; filled on first use."""
-    return {}
+def whole(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> dict[str, Tensor]:
+    """Every tensor at the end of a run that nothing interrupted."""
+    return tensors_of(learned(maker(tmp_path_factory.mktemp("whole"), backbone)([]), Log(BURSTS)))
 
 
-def undisturbed(
-    expected: dict[str, Tensor], make: Callable[..., Settings], learn: Callable[..., Components]
-) -> dict[str, Tensor]:
-    if not expected:
-        expected.update(tensors_of(learn(make([], "whole"), Log(BURSTS))))
-    return expected
+DEATHS: dict[str, tuple[type, str, bool, int]] = {
+    "before the journal": (Journal, "append_flush", False, 3),
+    "after the journal": (Journal, "append_flush", True, 3),
+    "after the flush": (Regimes, "flush", True, 1),
+}
 
 
-FLUSH_DEATHS = pytest.mark.parametrize(
-    ("owner", "method", "after", "times"),
-    [
-        (Journal, "append_flush", False, 3),
-        (Journal, "append_flush", True, 3),
-        (Regimes, "flush", True, 1),
-    ],
-    ids=["before the journal", "after the journal", "after the flush"],
-)
-
-
-@FLUSH_DEATHS
-def test_a_death_at_a_flush_changes_no_bit(
+@pytest.mark.parametrize("moment", DEATHS)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_death_at_a_flush_loses_and_repeats_nothing(
     make: Callable[..., Settings],
-    learn: Callable[..., Components],
-    expected: dict[str, Tensor],
+    whole: dict[str, Tensor],
     monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    method: str,
-    after: bool,
-    times: int,
+    moment: str,
+    partitions: int,
 ) -> None:
-    """Every tensor ends as in a run that was not killed and was flushed at the same places.
+    """One partition: every tensor ends as in a run that was not killed and was flushed at the same places.
 
-    The next burst arrives while the process is dead, so that only the journal knows of a flush.
+    The next burst arrives while the process is dead, so that only the journal knows of a flush. Two partitions: after
+    each death the records come in another order and form other batches; the ledger stays exact.
     """
-    whole = undisturbed(expected, make, learn)
-    settings, log = make([], "killed"), Log(BURSTS)
+    owner, method, after, times = DEATHS[moment]
+    settings, log = make([]), Log(BURSTS, partitions)
     left = die_in(monkeypatch, owner, method, after=after, times=times)
     while left[0]:
         with pytest.raises(Died):
-            learn(settings, log)
-        if after:
+            learned(settings, log)
+        if after and partitions == 1:
             log.produce()
-    components = learn(settings, log)
-    assert components.state.records == RECORDS
-    assert differences(whole, tensors_of(components)) == []
+    components = learned(settings, log)
+    ledger = components.state.ledger
+    assert [trained + held_out for _, _, trained, _, held_out, _ in ledger.rows()] == log.ends
+    assert [*ledger.position.values()] == log.ends
+    assert partitions == 2 or differences(whole, tensors_of(components)) == []
 
 
-@FLUSH_DEATHS
-def test_of_two_partitions_a_death_at_a_flush_loses_and_repeats_no_record(
-    make: Callable[..., Settings],
-    learn: Callable[..., Components],
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    method: str,
-    after: bool,
-    times: int,
-) -> None:
-    """After each death the records come in another order and form other batches; the ledger stays exact."""
-    settings, log = make([], "killed"), Log(BURSTS, partitions=2)
-    left = die_in(monkeypatch, owner, method, after=after, times=times)
-    while left[0]:
-        with pytest.raises(Died):
-            learn(settings, log)
-    components = learn(settings, log)
-    rows = components.state.ledger.rows()
-    assert [trained + held_out for _, _, trained, _, held_out, _ in rows] == log.ends
-    assert dict(components.state.ledger.position) == {
-        TopicPartition("log", partition): end for partition, end in enumerate(log.ends)
-    }
-
-
-@pytest.mark.parametrize("every_records", variants([4, 40], short=["4"]))
 def test_a_death_among_the_steps_of_a_flush_changes_no_bit(
-    make: Callable[..., Settings],
-    learn: Callable[..., Components],
-    expected: dict[str, Tensor],
-    every_records: int,
+    make: Callable[..., Settings], whole: dict[str, Tensor]
 ) -> None:
-    """After each of these steps, with a snapshot of every step or of few: no tensor differs.
+    """After each of these steps, with a snapshot of every step: no tensor differs.
 
     The first flush is before step 14, when 52 of 70 records are trained and 18 wait, and ends with step 18.
     """
-    whole = undisturbed(expected, make, learn)
-    settings, log = make([], "killed", snapshot={"every_records": every_records}), Log(BURSTS)
+    settings, log = make([], snapshot={"every_records": 4}), Log(BURSTS)
     for step in range(12, 21):
         with pytest.raises(KeyboardInterrupt):
-            learn(settings, log, DieAt(step))
-    components = learn(settings, log)
+            learned(settings, log, DieAt(step))
+    components = learned(settings, log)
     assert components.state.records == RECORDS
     assert differences(whole, tensors_of(components)) == []
 
 
 def test_after_a_rollback_the_stream_is_flushed_again(
-    make: Callable[..., Settings], learn: Callable[..., Components], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two updates of the flush are refused: their records are set aside, the others trained, and none waits."""
     settings = make([], learner={"max_bad_batches": 2}, snapshot={"every_records": 40}, holdout={"every_records": 0})
@@ -305,7 +258,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
         monkeypatch.setattr(Regimes, "flush", flush)
 
     with capture_logs() as logs:
-        components = learn(settings, Log([BURSTS[0]]), watch=watch)
+        components = learned(settings, Log([BURSTS[0]]), watch=watch)
     told = [log["event"] for log in logs if log["event"] in (Event.STREAM_FLUSHED, Event.ROLLED_BACK)]
     assert told == [Event.STREAM_FLUSHED, Event.ROLLED_BACK, Event.STREAM_FLUSHED]
     snapshot = components.store.newest()
@@ -314,7 +267,7 @@ def test_after_a_rollback_the_stream_is_flushed_again(
 
 
 def test_a_flush_waits_until_the_journal_can_be_written(
-    make: Callable[..., Settings], learn: Callable[..., Components], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay would not repeat it: records wait, the status says why, and the next linger is tried."""
     real, seen = Journal._rewrite, list[str]()
@@ -333,7 +286,7 @@ def test_a_flush_waits_until_the_journal_can_be_written(
         source.on_spell = lambda: done.append(daemon.state.records)
 
     with capture_logs() as logs:
-        learn(make([]), Log([BURSTS[0]]), watch=watch)
+        learned(make([]), Log([BURSTS[0]]), watch=watch)
     assert done == [70]
     events = [log["event"] for log in logs]
     assert events.index(Event.DEGRADATION_STARTED) < events.index(Event.DEGRADATION_ENDED)
@@ -341,7 +294,7 @@ def test_a_flush_waits_until_the_journal_can_be_written(
 
 
 def test_a_journal_that_lags_is_written_while_the_stream_is_quiet(
-    make: Callable[..., Settings], learn: Callable[..., Components], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No batch comes that would write it: the status says that it works again, and later failures count anew."""
     real, reasons, full = Journal._open, list[str](), [False]
@@ -356,39 +309,32 @@ def test_a_journal_that_lags_is_written_while_the_stream_is_quiet(
         poll = source.poll
 
         def polling(**options: Any) -> Sequence[Record]:
-            found: Sequence[Record] = poll(**options)
+            polled: Sequence[Record] = poll(**options)
             full[0] = daemon.state.records > 40 and source._quiet_s < 10
             if source._quiet_s in (9, SPELL_S - 1):
                 reasons.append(daemon.degradation.reason)
-            return found
+            return polled
 
         source.poll = polling
 
     monkeypatch.setattr(daemon_module, "RETRY_S", 0.0)
     monkeypatch.setattr(Journal, "_open", open_file)
-    learn(make([], stream={"linger_s": None}), Log([BURSTS[0]]), watch=watch)
+    learned(make([], stream={"linger_s": None}), Log([BURSTS[0]]), watch=watch)
     assert reasons == ["journal: no space left", ""]
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("topic", marks=pytest.mark.broker)])
-def test_a_followed_file_and_a_topic_are_learned_to_their_ends(
-    make: Callable[..., Settings], request: pytest.FixtureRequest, kind: str
-) -> None:
+@pytest.mark.broker
+@pytest.mark.usefixtures("leaked_sockets")
+def test_a_topic_is_learned_to_its_end(make: Callable[..., Settings], broker: Broker) -> None:
     """Twenty-one records in batches of four: the last batch is one record, and no lag is left."""
     lines = stream("animals", per_task=21)
-    settings = make(lines, stream={"linger_s": 0.3}, holdout={"every_records": 0})
-    if kind == "file":
-        assert settings.source.jsonl is not None
-        source = SourceSettings(jsonl=settings.source.jsonl.model_copy(update={"follow": True}))
-    else:
-        request.getfixturevalue("leaked_sockets")
-        broker: Broker = request.getfixturevalue("broker")
-        topic = broker.new_topic()
-        broker.produce(topic, lines)
-        source = SourceSettings(kafka=broker.settings(topic))
+    settings = make([], stream={"linger_s": 0.3}, holdout={"every_records": 0})
+    topic = broker.new_topic()
+    broker.produce(topic, lines)
+    source = SourceSettings(kafka=broker.settings(topic))
     with opened(settings.model_copy(update={"source": source})) as components:
         hook = StopAfter(6)
         hook.daemon = daemon_of(components, hook)
         hook.daemon.run()
         assert [row[2:] for row in hook.daemon.state.ledger.rows()] == [(21, 0, 0, 0)]
-        assert [each.lag for each in hook.daemon.board.read().partitions] == [0]
+        assert [partition.lag for partition in hook.daemon.board.read().partitions] == [0]

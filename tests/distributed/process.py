@@ -64,17 +64,17 @@ class RanksProcess(DaemonProcess):
         """Rank -> process id, of those that run."""
         if self._forked:
             return {rank: process.pid for rank, process in enumerate(self._forked)}
-        found = {}
+        ranks = {}
         for entry in Path("/proc").iterdir():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 environ = (entry / "environ").read_bytes().split(b"\0")
             except (OSError, IndexError):  # no process, or it has just ended
                 continue
-            rank = next((each.removeprefix(b"RANK=") for each in environ if each.startswith(b"RANK=")), None)
+            rank = next((line.removeprefix(b"RANK=") for line in environ if line.startswith(b"RANK=")), None)
             if parent == self.pid and rank is not None:
-                found[int(rank)] = int(entry.name)
-        return found
+                ranks[int(rank)] = int(entry.name)
+        return ranks
 
     def kill(self, rank: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one rank, once all have started, and wait until every process has ended."""

@@ -4,7 +4,6 @@ Each has rank, size and port in its environment, as torchrun sets them.
 """
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.record import Example
+from tests.broker import free_ports
 from tests.forked import ForkedProcess
 from tests.learners import REGIMES, snapshot, tiny_learner
 
@@ -64,36 +64,29 @@ def scores(learner: Learner, examples: Sequence[Example], slots: Sequence[int]) 
     pinned = learner.pin()
     learner.step(examples, slots if learner.routes_by_regime else None)
     means: list[Slot] = [(0, 2) if slot else NO_REGIME for slot in slots]
-    found = run_to_end(learner.score(examples, slots, pack_tokens=40))
-    found += run_to_end(learner.score(examples, means if learner.per_regime else slots, pack_tokens=40))
+    passes = run_to_end(learner.score(examples, slots, pack_tokens=40))
+    passes += run_to_end(learner.score(examples, means if learner.per_regime else slots, pack_tokens=40))
     with pinned.swapped_in():
-        found += run_to_end(learner.score(examples, slots, pack_tokens=40))
-    figures = [figure for each in found for figure in (each.loss_sum, float(each.correct), float(each.tokens))]
-    return [*figures, *map(float, generated(learner, examples[0], slots[0]))]
-
-
-def generated(learner: Learner, example: Example, slot: int) -> list[int]:
-    """Tokens that continue an example."""
-    prompts, regimes = [prompt_of(example)], [slot] if learner.routes_by_regime else None
+        passes += run_to_end(learner.score(examples, slots, pack_tokens=40))
+    numbers = [number for score in passes for number in (score.loss_sum, float(score.correct), float(score.tokens))]
+    prompts, regimes = [prompt_of(examples[0])], slots[:1] if learner.routes_by_regime else None
     [tokens] = run_to_end(decode(learner.model, prompts, [6], frozenset(), learner.device, regimes))
-    return tokens
+    return [*numbers, *map(float, tokens)]
 
 
 def bytes_of_backbone(learner: Learner) -> int:
     """What this process has of the backbone, but for the norm after its last layer."""
-    norm = {id(each) for each in learner.forward.get_decoder().norm.parameters()}
-    frozen = [each for each in learner.forward.parameters() if not each.requires_grad and id(each) not in norm]
-    local = [each.to_local() if isinstance(each, DTensor) else each for each in frozen]
-    return sum(each.untyped_storage().nbytes() for each in local)
+    norm = set(map(id, learner.forward.get_decoder().norm.parameters()))
+    frozen = [weight for weight in learner.forward.parameters() if not weight.requires_grad and id(weight) not in norm]
+    local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in frozen]
+    return sum(weight.untyped_storage().nbytes() for weight in local)
 
 
 def run_ranks(
     backbone: Path, out: Path, size: int, presets: Sequence[str] = PRESETS, *, shard: bool = False
 ) -> dict[str, Tensor]:
     """Train in `size` processes with one thread each; return what the leader has at the end, by preset and name."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     environ = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     logs = [out.with_suffix(f".{rank}.log") for rank in range(size)]
     processes = [

@@ -1,6 +1,6 @@
 """The leader: failures in shared steps, and beats."""
 
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -45,22 +45,13 @@ def leader(channel: Sent) -> Leader:
     return Leader(channel, beat_s=60.0, alive=lambda: True)  # type: ignore[arg-type]
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Shared steps fail."""
-
-    def compute(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(share, "compute", compute)
-
-
 def test_after_an_error_in_a_shared_step_nothing_is_sent(
     make_learner: MakeLearner, channel: Sent, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait for what does not come, so any message would be taken for something else."""
     learner = make_learner(preset="lora", compute=leader.compute)
     leader.lead(learner)
-    failing(monkeypatch, ValueError("a defect"))
+    monkeypatch.setattr(share, "compute", Mock(side_effect=ValueError("a defect")))
     with pytest.raises(ValueError, match="a defect"):
         learner.step(TWO)
     with pytest.raises(RankLostError, match="a defect"):
@@ -75,7 +66,7 @@ def test_memory_that_runs_out_is_known_to_all(
     """The step is tried again in more parts, in the end record by record by the leader alone, and the run goes on."""
     learner = make_learner(preset="lora", compute=leader.compute)
     leader.lead(learner)
-    failing(monkeypatch, torch.OutOfMemoryError("rank 1 ran out of memory"))
+    monkeypatch.setattr(share, "compute", Mock(side_effect=torch.OutOfMemoryError("rank 1 ran out of memory")))
     assert learner.step(TWO).refusal is None
     leader.end()
     assert channel.kinds == [Kind.STEP, Kind.END]

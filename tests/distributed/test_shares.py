@@ -19,20 +19,12 @@ def test_every_record_has_one_process(lengths: list[int], size: int) -> None:
     assert max(tokens) - min(tokens) <= max(lengths)
 
 
-def test_without_torchrun_a_run_has_one_process() -> None:
-    """Whatever else is in the environment."""
-    assert find_rank({"RANK": "x"}) == ProcessRank(rank=0, size=1, local_rank=0)
-
-
 def test_torchrun_says_which_process_this_is() -> None:
-    """On the second of two hosts with four GPUs each."""
-    place = find_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    """Without it a run has one process, and half its environment is an error that names what was found."""
+    assert find_rank({"RANK": "x"}) == ProcessRank(rank=0, size=1, local_rank=0)
+    place = find_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})  # on the second of two hosts with four GPUs
     assert place == ProcessRank(rank=5, size=8, local_rank=1)
     assert not place.leads
-
-
-@pytest.mark.parametrize("environ", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "one", "LOCAL_RANK": "0"}])
-def test_half_an_environment_is_an_error(environ: dict[str, str]) -> None:
-    """It names what was found."""
-    with pytest.raises(ConfigError, match="WORLD_SIZE': '2'"):
-        find_rank(environ)
+    for environ in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "one", "LOCAL_RANK": "0"}):
+        with pytest.raises(ConfigError, match="WORLD_SIZE': '2'"):
+            find_rank(environ)

@@ -60,5 +60,5 @@ def test_tied_embeddings_are_divided_too(tmp_path: Path) -> None:
 def test_more_processes_than_records(tiny: Path, two: dict[str, Tensor], tmp_path: Path) -> None:
     """Some have nothing to compute."""
     four = run_ranks(tiny, tmp_path / "out.safetensors", 4, ["streamlearn"])
-    for name, found in four.items():
-        torch.testing.assert_close(found, two[name], rtol=1e-4, atol=ROUNDING, msg=name)
+    for name, tensor in four.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-4, atol=ROUNDING, msg=name)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,14 @@ class DaemonProcess:
             assert time.monotonic() < deadline, f"{what} did not happen: {self.log.read_text()[-2000:]}"
             time.sleep(0.01)
 
+    def learn(self, steps: int, kills: Sequence[int] = ()) -> None:
+        """Start, and wait until the journal has `steps`; SIGKILL and start again at each of `kills`."""
+        for step in [*kills, steps]:
+            self.start()
+            self.wait_until(lambda step=step: self.journalled_step() >= step, f"step {step}")  # type: ignore[misc]
+            if step < steps:
+                self.kill()
+
     def journalled_step(self) -> int:
         """The step of the last complete journal line; 0 without one."""
         last = self.last_journalled()
@@ -99,6 +107,11 @@ class DaemonProcess:
             return None
         whole = [line for line in lines if line.endswith(b"\n")]
         return dict(orjson.loads(whole[-1])) if whole else None
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Lines of the log, which must be JSON, about one event."""
+        lines = [orjson.loads(line) for line in self.log.read_bytes().splitlines() if line.startswith(b"{")]
+        return [line for line in lines if line["event"] == name]
 
     def kill(self) -> None:
         """Send SIGKILL and wait for the process to end."""

@@ -1,18 +1,19 @@
 """Controls of the process, killed with SIGKILL right after each answer."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import orjson
-import torch
 import yaml
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from streamlearn.cli.main import app
 from tests.docs.place import free_port
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
+from tests.learners import differences
 
 BAD = range(48, 60)
 LINES = 80
@@ -47,14 +48,10 @@ def daemon_over(folder: Path, backbone: Path, *, bad: bool = False, **sections: 
 
 
 def command(daemon: DaemonProcess, *arguments: str) -> str:
-    """Run the command line on the daemon's configuration."""
-    done = subprocess.run(
-        [sys.executable, "-m", "streamlearn", *arguments, "--config", str(daemon.config)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    """What a command on the daemon's configuration prints."""
+    with capture_logs():
+        done = CliRunner().invoke(app, [*arguments, "--config", str(daemon.config)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
@@ -111,21 +108,12 @@ def test_every_control_survives_a_kill_right_after_its_answer(tmp_path: Path, da
     wait_for(daemon, phase="idle", records_dead_lettered=len(BAD))
     wait_for(clean, phase="idle")
     assert status(daemon)["dead_letters"]["skipped"] == len(BAD)
-    assert [each.terminate() for each in (daemon, clean)] == [0, 0]
-    ours, theirs = daemon.newest().tensors(), clean.newest().tensors()
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert [process.terminate() for process in (daemon, clean)] == [0, 0]
+    assert differences(daemon.newest().tensors(), clean.newest().tensors()) == []
 
     audit = [orjson.loads(line) for line in (daemon.state / "audit.jsonl").read_bytes().splitlines()]
     assert [(line["control"], line["result"]) for line in audit] == [
-        ("pause", "asked"),
-        ("pause", "done"),
-        ("pin", "asked"),
-        ("pin", "done"),
-        ("rollback", "asked"),
-        ("rollback", "done"),
-        ("resume", "asked"),
-        ("resume", "done"),
+        (verb, result) for verb in ("pause", "pin", "rollback", "resume") for result in ("asked", "done")
     ]
     assert [line["who"].get("token") for line in audit] == [True, True, True, True, True, True, None, None]
     assert audit[0]["who"]["agent"].startswith("streamlearn/")

@@ -2,18 +2,17 @@
 
 import os
 import random
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import orjson
 import pytest
-import torch
 
 from benchmarks.data import read_task
 from tests.broker import Broker
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration
+from tests.learners import differences
 
 DATA = Path(__file__).parents[3] / "shared/data/superni"
 TASKS = ("task002", "task1290", "task1729", "task363", "task875")
@@ -56,20 +55,6 @@ def scrambled(value: bytes) -> bytes:
     return orjson.dumps({**orjson.loads(value), "meta": {"noise": os.urandom(8).hex()}})
 
 
-def learn_to_the_end(daemon: DaemonProcess, kills: list[int]) -> None:
-    """Run to the last full batch and stop cleanly, with a SIGKILL each time the journal reaches one of `kills`."""
-    for step in [*kills, STEPS]:
-        daemon.start()
-        daemon.wait_until(partial(_reached, daemon, step), f"step {step}")
-        if step < STEPS:
-            daemon.kill()
-    assert daemon.terminate() == 0
-
-
-def _reached(daemon: DaemonProcess, step: int) -> bool:
-    return daemon.journalled_step() >= step
-
-
 def kill_steps(seed: int) -> list[int]:
     """Five steps at which to kill the daemon, in order."""
     return sorted(random.Random(seed).sample(range(5, STEPS), KILLS))
@@ -78,8 +63,8 @@ def kill_steps(seed: int) -> list[int]:
 def dead_letter_origins(broker: Broker, topic: str) -> list[tuple[bytes, bytes, bytes]]:
     """Topic, partition and offset of the original record of each dead letter."""
     prefix = "__streamlearn.errors."
-    found = [dict(message.headers) for message in broker.read_all(topic)]
-    return [(h[f"{prefix}topic"], h[f"{prefix}partition"], h[f"{prefix}offset"]) for h in found]
+    headers = [dict(message.headers) for message in broker.read_all(topic)]
+    return [(h[f"{prefix}topic"], h[f"{prefix}partition"], h[f"{prefix}offset"]) for h in headers]
 
 
 def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
@@ -101,7 +86,8 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
         process = ForkedDaemon if kills else DaemonProcess  # so the seeds of Python's hashes differ
         daemon = process(tmp_path / name, configuration(broker, topic, dead, backbone, PER_BATCH))
         daemons.append(daemon)
-        learn_to_the_end(daemon, kills)
+        daemon.learn(STEPS, kills)
+        assert daemon.terminate() == 0
         runs[name] = daemon.newest()
         written = dead_letter_origins(broker, dead)
         assert len(written) == len(set(written)) == BAD
@@ -110,8 +96,7 @@ def test_killed_five_times_the_final_state_equals_an_uninterrupted_run(
         assert (committed, note) == (GOOD + BAD, f"{STEPS:08d}")
 
     whole, killed = runs["whole"].tensors(), runs["killed"].tensors()
-    assert whole.keys() == killed.keys()
-    assert [name for name in whole if not torch.equal(whole[name], killed[name])] == []
+    assert differences(whole, killed) == []
     trained = [name for name in whole if name.endswith("exp_avg") and bool(whole[name].any())]
     assert trained, "the comparison would be empty if nothing had been learned"
 
@@ -127,7 +112,8 @@ def test_three_partitions_killed_five_times_keep_an_exact_ledger(
         broker.produce(topic, part, partition=partition)
     daemon = ForkedDaemon(tmp_path / "three", configuration(broker, topic, dead, backbone, PER_BATCH))
     daemons.append(daemon)
-    learn_to_the_end(daemon, kill_steps(seed=12))
+    daemon.learn(STEPS, kill_steps(seed=12))
+    assert daemon.terminate() == 0
 
     ledger = daemon.newest().ledger()
     assert sum(trained for trained, _, _ in ledger.values()) == GOOD

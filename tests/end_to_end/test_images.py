@@ -1,17 +1,16 @@
 """Image-text records from a real broker: learned exactly once, and evaluated over HTTP."""
 
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import orjson
 import pytest
-import torch
 
 from tests.broker import Broker
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon, configuration
+from tests.learners import differences
 from tests.vision import as_base64, make_image, tiny_vision_backbone
 
 PER_TASK, PER_BATCH, TAIL = 120, 8, 16
@@ -64,11 +63,6 @@ def settings(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str,
     }
 
 
-def endpoint(daemon: DaemonProcess) -> str:
-    lines = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
-    return next(f"http://127.0.0.1:{line['port']}" for line in reversed(lines) if line["event"] == "http_started")
-
-
 def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
     """Results of the running daemon: two image questions evaluated with generated answers, and one generation."""
     examples = [
@@ -77,7 +71,8 @@ def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
     ]
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{as_base64(make_image(1))}"}}
     question = {"role": "user", "content": [image, {"type": "text", "text": "what is this?"}]}
-    with httpx2.Client(base_url=endpoint(daemon), timeout=60) as client:
+    url = f"http://127.0.0.1:{daemon.events('http_started')[-1]['port']}"
+    with httpx2.Client(base_url=url, timeout=60) as client:
         evaluated = client.post("/v1/eval", json={"examples": examples, "generate": True, "max_new_tokens": 4})
         body = {"model": "streamlearn", "messages": [question], "max_tokens": 4, "temperature": 0}
         generated = client.post("/v1/chat/completions", json=body)
@@ -96,11 +91,7 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
         broker.produce(topic, records())
         daemon = ForkedDaemon(tmp_path / name, settings(broker, topic, dead, backbone))
         daemons.append(daemon)
-        for step in [*kills, STEPS]:
-            daemon.start()
-            daemon.wait_until(partial(lambda d, s: d.journalled_step() >= s, daemon, step), f"step {step}")
-            if step < STEPS:
-                daemon.kill()
+        daemon.learn(STEPS, kills)
         answers[name] = ask(daemon)
         assert daemon.terminate() == 0
         runs[name] = daemon.newest()
@@ -111,8 +102,7 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
         assert runs[name].ledger() == {0: (GOOD, len(BAD), GOOD + len(BAD))}
 
     whole, killed = runs["whole"].tensors(), runs["killed"].tensors()
-    assert whole.keys() == killed.keys()
-    assert [name for name in whole if not torch.equal(whole[name], killed[name])] == []
+    assert differences(whole, killed) == []
     assert whole["regimes.regimes[].holdouts.records[].images[]"].numel() > 1000
     assert whole["regimes.regimes[].holdouts.records[].images[lengths]"].sum() > 5
     onsets = [report.shift.onset for report in runs["whole"].regimes().reports]

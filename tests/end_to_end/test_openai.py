@@ -92,19 +92,17 @@ def test_a_seed_repeats_a_text(running: Running) -> None:
     assert running.text(model=model, temperature=1.5, top_p=0.0) == running.text(model=model, temperature=0)
 
 
-@pytest.mark.parametrize("decoding", [{"temperature": 0}, {"seed": 1, "temperature": 2}])
-def test_a_stream_joins_to_the_whole_text(running: Running, decoding: dict[str, Any]) -> None:
-    """In several pieces, also where tokens end in the middle of characters, as they do at a high temperature."""
-    asked = {"model": running.backbone, "max_tokens": 96, **decoding}  # what was learned here is a short answer
-    pieces = running.pieces(**asked)
-    assert "".join(pieces) == running.text(**asked)
+DECODINGS: list[dict[str, Any]] = [{"temperature": 0}, {"seed": 1, "temperature": 2}]
+"""At a high temperature tokens end in the middle of characters."""
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+def test_a_stream_joins_to_the_whole_text_and_a_stop_string_ends_it(running: Running, decoding: dict[str, Any]) -> None:
+    """In several pieces; wherever the stop string lies in the tokens, a stream never shows its beginning."""
+    asked = {"model": running.backbone, **decoding}  # what was learned here is a short answer
+    pieces = running.pieces(**asked, max_tokens=96)
+    assert "".join(pieces) == running.text(**asked, max_tokens=96)
     assert len([piece for piece in pieces if piece]) > 1
-
-
-@pytest.mark.parametrize("decoding", [{"temperature": 0}, {"seed": 1, "temperature": 2}])
-def test_a_stop_string_ends_a_text(running: Running, decoding: dict[str, Any]) -> None:
-    """Wherever it lies in the tokens; a stream never shows its beginning."""
-    asked = {"model": running.backbone, **decoding}
     whole = running.text(**asked)
     for start, end in ((2, 3), (3, 7), (1, len(whole))):
         stop = ["never there", whole[start:end]]

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,15 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 import streamlearn.adapters  # noqa: F401 - registers the adapter type with PEFT
+from streamlearn.cli.main import app
 from tests.doubles import tiny_backbone
 from tests.end_to_end.process import DaemonProcess, ForkedDaemon
+from tests.learners import differences
 from tests.variants import variants
 
 QUESTIONS = [{"prompt": f"what is {i}?", "completion": f" {i} is {i}"} for i in range(12)]
@@ -62,16 +65,10 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path, backbone: Path) -> It
 @contextmanager
 def endpoint(daemon: DaemonProcess) -> Iterator[httpx2.Client]:
     """A client of the daemon, once it has trained on all records."""
-    found: list[int] = []
-
-    def up() -> bool:
-        events = [orjson.loads(line) for line in daemon.log.read_bytes().splitlines() if line.startswith(b"{")]
-        found[:] = [event["port"] for event in events if event["event"] == "http_started"]
-        return bool(found)
-
-    daemon.wait_until(up, "the endpoint is up")
+    daemon.wait_until(lambda: bool(daemon.events("http_started")), "the endpoint is up")
     headers = {"authorization": f"Bearer {(daemon.state / 'http.token').read_text().strip()}"}
-    with httpx2.Client(base_url=f"http://127.0.0.1:{found[0]}", timeout=60, headers=headers) as client:
+    url = f"http://127.0.0.1:{daemon.events('http_started')[-1]['port']}"
+    with httpx2.Client(base_url=url, timeout=60, headers=headers) as client:
         daemon.wait_until(lambda: trained(client) == 40, "40 records are trained")
         yield client
 
@@ -107,12 +104,9 @@ def test_eval_agrees_with_the_snapshot_of_the_same_moment(daemon: DaemonProcess,
         over_http = client.post("/v1/eval", json=evaluation).json()
     questions = daemon.state.parent / "questions.jsonl"
     questions.write_bytes(b"".join(orjson.dumps(q, option=orjson.OPT_APPEND_NEWLINE) for q in QUESTIONS))
-    command = [sys.executable, "-m", "streamlearn", "eval", str(questions), "--config", str(daemon.config)]
-    printed = subprocess.run(
-        [*command, "--snapshot", name, "--generate", "--max-new-tokens", "16", "--json"],
-        capture_output=True,
-        check=True,
-    )
+    command = ["eval", str(questions), "--config", str(daemon.config), "--snapshot", name]
+    with capture_logs():
+        printed = CliRunner().invoke(app, [*command, "--generate", "--max-new-tokens", "16", "--json"])
     offline: dict[str, Any] = orjson.loads(printed.stdout)
 
     assert over_http["loss"] == pytest.approx(offline["loss"], abs=1e-5)
@@ -140,46 +134,25 @@ def test_requests_change_no_bit_of_the_run(daemon: DaemonProcess) -> None:
         daemon.wait_until(lambda: trained(client) == 44, "44 records are trained")
     assert daemon.terminate() == 0
     after = daemon.newest().tensors()
-    assert not all(torch.equal(before[name], after[name]) for name in before), "the four records were learned"
+    assert before.keys() != after.keys() or differences(before, after), "the four records were learned"
 
     # The same records without requests: a second daemon over the same file ends in the same bits.
-    quiet = ForkedDaemon(daemon.state.parent.parent / "quiet", _same_stream(daemon))
+    config = yaml.safe_load(daemon.config.read_text())
+    del config["state"]
+    quiet = ForkedDaemon(daemon.state.parent.parent / "quiet", config)
     try:
-        quiet.start()
-        quiet.wait_until(lambda: quiet.journalled_step() == 11, "step 11")
-        time.sleep(0.2)
+        quiet.learn(11)
         assert quiet.terminate() == 0
         silent = quiet.newest().tensors()
     finally:
         quiet.end()
-    assert [name for name in after if not torch.equal(after[name], silent[name])] == []
+    assert differences(after, silent) == []
 
 
-def _same_stream(daemon: DaemonProcess) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(daemon.config.read_text())
-    del config["state"]
-    return config
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["run", "--config", "absent.yaml"], 78, "absent.yaml: cannot be read"),
-        (
-            ["feed", __file__, "--topic", "t"],
-            64,
-            "feed needs a cluster to write to: add --config FILE or --bootstrap-servers HOST:PORT",
-        ),
-        (["feed", __file__, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1", "--no-check"], 74, "127.0.0.1:1"),
-    ],
-)
-def test_refusals_have_a_message_and_an_exit_code(
-    arguments: list[str], code: int, message: str, tmp_path: Path
-) -> None:
-    """Exit codes follow sysexits.h; the message is on standard error, without a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "streamlearn", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == code
-    assert message in done.stderr
+def test_a_refusal_has_a_message_and_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
+    """Exit codes follow sysexits.h."""
+    command = [sys.executable, "-m", "streamlearn", "run", "--config", "absent.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 78
+    assert "absent.yaml: cannot be read" in done.stderr
     assert "Traceback" not in done.stderr

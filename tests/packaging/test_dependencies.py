@@ -18,6 +18,8 @@ OURS = ("streamlearn", "connectors")
 OPTIONAL = {
     "bitsandbytes": ("quantization", "streamlearn/backbone/"),
     "gguf": ("gguf", "streamlearn/export/"),
+    "fastavro": ("registry", "streamlearn/stream/registry.py"),
+    "google": ("registry", "streamlearn/stream/registry.py"),
     "datasets": ("datasets", "connectors/rows.py"),
     "mlflow": ("mlflow", "streamlearn/track.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
@@ -28,10 +30,14 @@ INDIRECT = {
     "crc32c": "kafka-python",
     "lz4": "kafka-python",
     "python-snappy": "kafka-python",
+    "botocore": "kafka-python",
+    "gssapi": "kafka-python",
     "zstandard": "kafka-python",
     "uplot-python": "a browser, which the page has load its chart library",
 }
 """Distributions that another program imports."""
+NOT_INSTALLED = {"kerberos": "gssapi is compiled against the system's Kerberos"}
+"""Extras that the tests run without, and why. No version of what they install is tested."""
 TESTED_MINOR = {"kafka-python", "peft", "uplot-python"}
 """Distributions whose internal interfaces are used."""
 
@@ -42,7 +48,7 @@ def project() -> dict[str, Any]:
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(each).name) for each in requirements}
+    return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
 
 
 def imports(file: Path) -> set[str]:
@@ -85,16 +91,15 @@ def test_every_import_is_declared(third_party: dict[str, set[str]], distribution
     assert undeclared == {}
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
 def test_an_optional_import_stays_in_its_folder(
-    name: str, third_party: dict[str, set[str]], distributions: dict[str, set[str]]
+    third_party: dict[str, set[str]], distributions: dict[str, set[str]]
 ) -> None:
     """Its extra declares it, and no module outside the folder imports it."""
-    extra, folder = OPTIONAL[name]
-    assert distributions[name] & names(project()["optional-dependencies"][extra])
-    assert not distributions[name] & names(project()["dependencies"])
-    assert third_party[name]
-    assert [file for file in third_party[name] if not file.startswith(folder)] == []
+    for name, (extra, folder) in OPTIONAL.items():
+        assert distributions[name] & names(project()["optional-dependencies"][extra])
+        assert not distributions[name] & names(project()["dependencies"])
+        assert third_party[name]
+        assert [file for file in third_party[name] if not file.startswith(folder)] == []
 
 
 def test_every_dependency_is_imported(third_party: dict[str, set[str]], distributions: dict[str, set[str]]) -> None:
@@ -127,10 +132,20 @@ def test_every_direct_dependency_is_pinned_for_the_tests() -> None:
     """constraints.txt has a version for each, the development tools included, that its range admits."""
     pins = [line.partition("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]]
     pinned = {canonicalize_name(name): version for name, _, version in pins}
-    extras = project()["optional-dependencies"].values()
-    declared = [Requirement(each) for group in (project()["dependencies"], *extras) for each in group]
+    extras = project()["optional-dependencies"]
+    tested = [extras[extra] for extra in extras if extra not in NOT_INSTALLED]
+    declared = [Requirement(each) for group in (project()["dependencies"], *tested) for each in group]
     assert [str(each) for each in declared if canonicalize_name(each.name) not in pinned] == []
     assert [str(each) for each in declared if not each.specifier.contains(pinned[canonicalize_name(each.name)])] == []
+
+
+def test_make_installs_every_extra_that_is_not_excused() -> None:
+    """By its name or, for what the tests need alone, within `dev`."""
+    extras = {extra: names(requirements) for extra, requirements in project()["optional-dependencies"].items()}
+    [line] = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "--editable" in line]
+    installed = line.rpartition("[")[2].partition("]")[0].split(",")
+    held = set().union(*(extras[extra] for extra in installed))
+    assert {extra for extra, distributions in extras.items() if not distributions <= held} == NOT_INSTALLED.keys()
 
 
 def test_the_lgpl_extras_are_named() -> None:

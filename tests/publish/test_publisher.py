@@ -35,10 +35,11 @@ from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import RegimePublication
 from tests.daemon.test_daemon import daemon_of, opened
+from tests.learners import differences
 from tests.publish.stub_replica import StubReplica, replicas
 from tests.publish.test_folder import BASE
 from tests.regimes.conftest import backbone, make
-from tests.regimes.shifting_streams import TASKS, differences, run, stream, tensors_of
+from tests.regimes.shifting_streams import TASKS, run, stream, tensors_of
 
 __all__ = ["backbone", "make"]
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import orjson
-import torch
 from torch import Tensor
 
 from streamlearn.daemon.build import Components
@@ -72,11 +71,6 @@ def tensors_of(components: Components) -> dict[str, Tensor]:
     weights = {f"{adapter}: {n}": w for adapter in learner.revisions for n, w in learner.weights(adapter).items()}
     state = {**state_of(learner), **regime_tensors(components.adaptation), **weights}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
-
-
-def differences(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
-    assert left.keys() == right.keys()
-    return [name for name in left if not torch.equal(left[name], right[name])]
 
 
 class Silent:

@@ -22,7 +22,8 @@ from streamlearn.settings import Settings
 from streamlearn.status import Phase, Status
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import opened
-from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, differences, mixed, run, stream, tensors_of
+from tests.learners import differences
+from tests.regimes.shifting_streams import PER_TASK, SHAPES, Silent, mixed, run, stream, tensors_of
 from tests.variants import variants
 
 

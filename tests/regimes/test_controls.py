@@ -21,8 +21,9 @@ from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
 from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
+from tests.learners import differences
 from tests.regimes.operated import Act, adapter, assert_consistent, operate
-from tests.regimes.shifting_streams import PER_TASK, SHAPES, differences, mixed, run, stream
+from tests.regimes.shifting_streams import PER_TASK, SHAPES, mixed, run, stream
 from tests.variants import variants
 
 STEPS = PER_TASK // 4  # of one task

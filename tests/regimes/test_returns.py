@@ -14,7 +14,8 @@ from streamlearn.settings import Settings
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.stream.record import Batch
 from tests.daemon.test_daemon import daemon_of, opened
-from tests.regimes.shifting_streams import PER_TASK, differences, run, stream
+from tests.learners import differences
+from tests.regimes.shifting_streams import PER_TASK, run, stream
 from tests.regimes.test_bit_equality import assert_two_deaths_change_nothing, die_after
 from tests.variants import variants
 

@@ -124,36 +124,30 @@ class CrashDisk(Files):
         self._inodes = itertools.count(ROOT + 1)
 
     def make_folder(self, path: Path) -> None:
-        """Do and record it."""
         super().make_folder(path)
         self.record_changes()
 
     def write(self, path: Path, data: bytes) -> None:
-        """Do and record it."""
         super().write(path, data)
         self.record_changes()
 
     def link(self, old: Path, new: Path) -> None:
-        """Do and record it."""
         self.record_changes()
         super().link(old, new)
         self._name(Link(self._inode(new.parent), new.name, self._inode(old), is_folder=False))
 
     def sync(self, path: Path) -> None:
-        """Do and record it."""
         self.record_changes()
         if self._skip_sync_of is None or not fnmatch(path.name, self._skip_sync_of):
             self.log.append(Sync(self._inode(path)))
 
     def rename(self, old: Path, new: Path) -> None:
-        """Do and record it."""
         self.record_changes()
         move = Move(self._inode(old.parent), old.name, self._inode(old), self._inode(new.parent), new.name)
         super().rename(old, new)
         self._name(move)
 
     def remove(self, path: Path) -> None:
-        """Do and record it."""
         self.record_changes()
         for inner in sorted(path.rglob("*"), reverse=True):
             self._name(Unlink(self._inode(inner.parent), inner.name, self._inode(inner)))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.manifest import LedgerRow, ManifestDraft
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo, SnapshotPart, adapter_part, optimizer_part, state_part
 from streamlearn.snapshot.store import SnapshotStore
@@ -91,7 +92,52 @@ def assert_is(
     assert (snapshot.adapter / "adapter_config.json").read_text() == f'{{"r": {step}}}'
     assert (snapshot.adapter / "adapter_model.safetensors").read_bytes() == bytes([step % 251]) * 40
     expected = state_of(step)
-    found = {**snapshot.tensors(), **(snapshot.moments("regime1") if "resting" in expected else {})}
-    assert found.keys() == expected.keys()
+    loaded = {**snapshot.tensors(), **(snapshot.moments("regime1") if "resting" in expected else {})}
+    assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor)  # torch.testing would take a second to import
+        assert torch.equal(loaded[name], tensor)  # torch.testing would take a second to import
+
+
+class FailingFiles(Files):
+    """Fails at the n-th operation, or from the n-th on; a failed write leaves the first half of the file."""
+
+    def __init__(self, nth: int, code: int, *, permanently: bool = False) -> None:
+        self.left = nth
+        self.code = code
+        self.permanently = permanently
+        self.after_failed_sync: list[Path] = []
+        self._failed_sync = False
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0 or (self.left < 0 and self.permanently):
+            raise OSError(self.code, "made to fail")
+
+    def make_folder(self, path: Path) -> None:
+        self._count()
+        super().make_folder(path)
+
+    def write(self, path: Path, data: bytes) -> None:
+        try:
+            self._count()
+        except OSError:
+            path.write_bytes(data[: len(data) // 2])
+            raise
+        super().write(path, data)
+
+    def sync(self, path: Path) -> None:
+        if self._failed_sync:
+            self.after_failed_sync.append(path)
+        try:
+            self._count()
+        except OSError:
+            self._failed_sync = True
+            raise
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._count()
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)

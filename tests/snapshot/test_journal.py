@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from streamlearn.errors import SnapshotError
-from streamlearn.snapshot.files import Files
 from streamlearn.snapshot.journal import Journal, JournalEntry
 from streamlearn.stream.position import PartitionRun
+
+from .kit import FailingFiles
 
 RUNS = (
     PartitionRun("orders", 0, 118, 122, 4),
@@ -80,11 +81,10 @@ def test_every_incomplete_end_is_removed_and_appending_continues(tmp_path: Path)
         journal.close()
 
 
-@pytest.mark.parametrize("flush", [False, True])
-def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path, *, flush: bool) -> None:
+def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path) -> None:
     """Each line has a checksum, because a wrong offset or a lost flush would silently replay other batches."""
     path = tmp_path / "journal.jsonl"
-    lines = [JournalEntry(1, RUNS), JournalEntry(2, RUNS, flush), JournalEntry(3, RUNS)]
+    lines = [JournalEntry(1, RUNS), JournalEntry(2, RUNS, flush=True), JournalEntry(3, RUNS)]
     path.write_bytes(b"".join(entry.to_line() for entry in lines))
     data = path.read_bytes()
     begin, end = (data.index(b"\n") + 1, data.rindex(b"\n", 0, -1) + 1)
@@ -94,19 +94,16 @@ def test_the_journal_is_truncated_at_every_flipped_byte(tmp_path: Path, *, flush
         assert path.read_bytes() == data[:begin]
 
 
-def test_truncate_removes_lines_that_no_kept_snapshot_needs(tmp_path: Path) -> None:
+def test_truncate_keeps_what_a_snapshot_needs_and_rewind_frees_steps_for_other_batches(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.jsonl")
-    journal.truncate(before_step=4)
-    assert steps(journal) == [4, 5, 6]
-    journal.append(7, RUNS)
-    assert steps(Journal(tmp_path / "journal.jsonl")) == [4, 5, 6, 7]
-
-
-def test_after_rewind_other_batches_can_take_those_steps(tmp_path: Path) -> None:
-    journal = filled(tmp_path / "journal.jsonl")
+    journal.truncate(before_step=3)
     journal.rewind(to_step=4)
     journal.append(5, RUNS[:1])
-    assert journal.entries(after_step=4) == [JournalEntry(5, RUNS[:1])]
+    assert Journal(tmp_path / "journal.jsonl").entries(after_step=0) == [
+        JournalEntry(3, RUNS),
+        JournalEntry(4, RUNS),
+        JournalEntry(5, RUNS[:1]),
+    ]
 
 
 def test_a_line_that_does_not_fit_is_removed_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,33 +120,6 @@ def test_a_line_that_does_not_fit_is_removed_and_retried(tmp_path: Path, monkeyp
     journal.append(4, RUNS)
     assert journal.fault is None
     assert steps(Journal(journal_path)) == [1, 2, 3, 4]
-
-
-class Failing(Files):
-    """Fails at the n-th operation."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Count it, then do it."""
-        self._count()
-        super().write(path, data)
-
-    def sync(self, path: Path) -> None:
-        """Count it, then do it."""
-        self._count()
-        super().sync(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Count it, then do it."""
-        self._count()
-        super().rename(old, new)
 
 
 FLUSHED = [JournalEntry(3, RUNS[:1]), JournalEntry(4, RUNS[1:2], flush=True)]
@@ -173,9 +143,9 @@ def test_a_flush_is_in_the_journal_with_all_its_batches(tmp_path: Path) -> None:
 def test_a_flush_that_is_not_durable_is_not_in_the_journal(tmp_path: Path, nth: int) -> None:
     """Whatever fails: a restart finds none of it, and other batches can take its steps."""
     filled(tmp_path / "journal.jsonl", 2).close()
-    journal = Journal(tmp_path / "journal.jsonl", Failing(nth))
+    journal = Journal(tmp_path / "journal.jsonl", FailingFiles(nth, errno.ENOSPC))
     journal.append_flush(FLUSHED)
-    assert "No space left" in str(journal.fault)
+    assert "made to fail" in str(journal.fault)
     assert steps(Journal(tmp_path / "journal.jsonl")) == [1, 2]
     journal.append(3, RUNS)
     assert journal.fault is None

@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,43 +11,14 @@ import pytest
 
 from streamlearn.board import Board, Clock
 from streamlearn.daemon import checkpoint as module
-from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.models import JobsView, status_view
 from streamlearn.settings import Settings
 from streamlearn.status import Phase, Status
-from tests.doubles import tiny_backbone
+from tests.daemon.test_daemon import StopAfter, backbone, make, opened, records
 
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_backbone(tmp_path_factory.mktemp("backbone"))
-
-
-@pytest.fixture
-def settings(tmp_path: Path, backbone: Path) -> Callable[[str], Settings]:
-    """Forty records in ten steps, with a snapshot due every two steps."""
-
-    def build(name: str) -> Settings:
-        folder = tmp_path / name
-        folder.mkdir()
-        rows = [orjson.dumps({"prompt": f"say {i}", "completion": f" {i * i}"}) for i in range(40)]
-        (folder / "stream.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
-        return Settings.model_validate(
-            {
-                "state": folder / "state",
-                "source": {"jsonl": {"path": folder / "stream.jsonl"}},
-                "stream": {"max_tokens": 32, "batch_tokens": 128, "batch_records": 4},
-                "backbone": {"model": str(backbone), "dtype": "float32"},
-                "adapter": {"num_heads": 4},
-                "learner": {"lr": 1e-2},
-                "holdout": {"every_records": 0},
-                "snapshot": {"every_records": 8, "keep": 2},
-            }
-        )
-
-    return build
+__all__ = ["backbone", "make"]
 
 
 DAY_S = 86_400.0
@@ -85,34 +55,34 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Jumping:
     return wall
 
 
-def learn(settings: Settings, clock: Clock, *, stop_at: int | None = None) -> tuple[Daemon, list[str]]:
+def learn(settings: Settings, clock: Clock, *, stop_at: int = 0) -> tuple[Daemon, list[str]]:
     """One run of the daemon, with the names of its snapshots; the status is read after each step."""
-    components = Components(settings)
     saved: list[str] = []
     board = Board(Status(Phase.STARTING, started_at=clock.wall()), clock)
 
-    class StatusReader:
+    class StatusReader(StopAfter):
         """Reads everything that contains a time."""
-
-        def on_start(self, status: Status) -> None: ...
-        def on_shift(self, entry: Any) -> None: ...
 
         def on_step(self, batch: Any, step: Any, status: Status) -> None:
             status_view(board, JobsView(waiting=0, capacity=1), clock)
             assert board.why_not_alive() is None
-            if step.number == stop_at:
-                daemon.stop("the test")
+            super().on_step(batch, step, status)
 
         def on_snapshot(self, info: Any) -> None:
             saved.append(info.name)
 
-    daemon = Daemon(components, board, JobQueue(1), observer=StatusReader())
-    try:
+    with opened(settings) as components:
+        observer = StatusReader(stop_at)
+        observer.daemon = daemon = Daemon(components, board, JobQueue(1), observer=observer)
         daemon.run()
         assert [f"{components.learner.number:08d}"] == components.store.names()[-1:]
-    finally:
-        components.close()
     return daemon, saved
+
+
+def every_two_steps(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={"snapshot": settings.snapshot.model_copy(update={"every_records": 8, "keep": 2})}
+    )
 
 
 def tensors(settings: Settings) -> dict[str, bytes]:
@@ -122,9 +92,9 @@ def tensors(settings: Settings) -> dict[str, bytes]:
     }
 
 
-def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Settings], jumping: Jumping) -> None:
+def test_a_wall_clock_that_jumps_changes_nothing(make: Callable[..., Settings], jumping: Jumping) -> None:
     """Ten steps in two runs: snapshots are on schedule, the newest by step are kept, and the weights are bit-equal."""
-    wild = settings("wild")
+    wild, calm = (every_two_steps(make(records(40), name)) for name in ("wild", "calm"))
     daemon, saved = learn(wild, Clock(wall=jumping), stop_at=5)
     assert saved == ["00000000", "00000002", "00000004", "00000005"]
     daemon, saved = learn(wild, Clock(wall=jumping))
@@ -138,19 +108,17 @@ def test_a_wall_clock_that_jumps_changes_nothing(settings: Callable[[str], Setti
     (row,) = daemon.state.ledger.rows()
     assert row[2] + row[4] == 40
     assert jumping.readings > 3 * len(JUMPS)
-    calm = settings("calm")
     learn(calm, Clock(wall=lambda: 1.79e9), stop_at=5)
     learn(calm, Clock(wall=lambda: 1.79e9))
     assert tensors(wild) == tensors(calm)
 
 
-def test_a_snapshot_is_due_by_the_monotonic_clock(settings: Callable[[str], Settings], jumping: Jumping) -> None:
+def test_a_snapshot_is_due_by_the_monotonic_clock(make: Callable[..., Settings], jumping: Jumping) -> None:
     """A day that passes only on the wall clock makes none due; 300 s on the monotonic clock make one due."""
-    calm = settings("due")
+    calm = make(records(4))
     calm = calm.model_copy(update={"snapshot": calm.snapshot.model_copy(update={"every_records": 10_000})})
     now = 0.0
-    components = Components(calm, clock=lambda: now)
-    try:
+    with opened(calm, clock=lambda: now) as components:
         daemon = Daemon(components, Board(Status(Phase.STARTING), Clock(wall=jumping)), JobQueue(1))
         daemon.state.records_since_save = 4
         for _ in JUMPS:
@@ -159,5 +127,3 @@ def test_a_snapshot_is_due_by_the_monotonic_clock(settings: Callable[[str], Sett
         now = calm.snapshot.every_s
         daemon.save_if_due()
         assert components.store.names() == ["00000000"]
-    finally:
-        components.close()
