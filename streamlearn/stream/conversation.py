@@ -38,7 +38,7 @@ class Conversation:
         """
         if not self.learned:
             has_answer = any(message["role"] == "assistant" for message in self.messages)
-            found = "only such of weight 0" if has_answer else "none"
+            found = "only such of weight 0 or in the prompt" if has_answer else "none"
             raise RecordError(Reason.NOTHING_TO_LEARN, f"messages must contain an assistant turn, found {found}")
         return Conversation(self.messages[: max(self.learned) + 1], self.learned, self.tools)
 
@@ -46,7 +46,7 @@ class Conversation:
 def read_conversation(
     value: Mapping[str, Any], limits: StreamSettings, *, fields: Collection[str], in_parts: bool
 ) -> Conversation:
-    """Read `messages`, or `prompt` and `completion` as lists of messages, and `tools`.
+    """Read `messages`, or `prompt` and `completion` as lists of messages (a string is one), and `tools`.
 
     Args:
         value: The record.
@@ -63,9 +63,10 @@ def read_conversation(
         context = 0
     else:
         prompt, completion = value["prompt"], value["completion"]
-        if isinstance(completion, str | dict):  # the answer itself, or its message
-            answer = {"role": "assistant", "content": completion} if isinstance(completion, str) else completion
-            completion = [answer]
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
         messages = reader.messages(prompt, "prompt")
         context = len(messages)
         messages += reader.messages(completion, "completion")

@@ -5,7 +5,7 @@ A record has one of these forms:
     text                    every token is learned
     prompt + completion     the completion is learned
     messages                every assistant turn is learned
-    prompt + completion     lists of messages: every assistant turn of the completion is learned
+    prompt + completion     lists of messages: every assistant turn of the completion is learned; a string is one turn
     input_ids               with optional labels
 
 `meta`, the key, the headers and the timestamp are ignored. What else a topic may hold becomes such a record in
@@ -187,7 +187,7 @@ class Decoder:
         for name in ("prompt", "completion"):
             if name not in value:
                 raise RecordError(Reason.BAD_FORM, f"prompt and completion must come together, {name} is missing")
-        if isinstance(value["prompt"], list):
+        if isinstance(value["prompt"], list) or isinstance(value["completion"], list):
             return self._messages(value)
         if value.get("tools"):
             raise RecordError(Reason.BAD_FORM, "tools need a prompt of messages, found a string")

@@ -334,6 +334,8 @@ class RecordMapping:
                 continue
             if isinstance(turns, str) and turns.lstrip().startswith("["):  # a column of JSON in a database
                 turns = parse_text(turns, name, self._limits)
+            if isinstance(turns, dict) and name != "messages":  # one message
+                turns = [turns]
             if isinstance(turns, list):
                 turns = self._turns(turns)
             if turns is not record[name]:

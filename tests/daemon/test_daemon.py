@@ -168,7 +168,8 @@ def test_truncation_is_counted_by_form_and_logged_where_it_begins(make: Callable
     """In the status over a restart and in the metrics; two rows of truncated batches are two events."""
     long = "the fox " * 40
     conversation = [{"role": "user", "content": long}, {"role": "assistant", "content": "No."}]
-    values = [{"text": long}, {"prompt": long, "completion": " No."}, {"messages": conversation}, {"text": long}]
+    pair: dict[str, Any] = {"prompt": long, "completion": " No."}
+    values: list[dict[str, Any]] = [{"text": long}, pair, {"messages": conversation}, {"text": long}]
     short, cut = records(PER_BATCH), [orjson.dumps(value) for value in values]
     settings = make([*short, *cut, *cut, *short, *cut])
     with opened(settings) as components, capture_logs() as logs:

@@ -144,6 +144,8 @@ def test_equal_questions_are_learned_where_the_template_compares_contents(conten
         ({"messages": [{**turns("a")[0], "weight": 1}]}, "only turns of the assistant are learned"),
         ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0.5}]}, "must be 0 .* or 1 .* found 0.5"),
         ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0}]}, "found only such of weight 0"),
+        ({"prompt": turns("a", "b"), "completion": turns("c")}, "found only such .* in the prompt"),
+        ({"prompt": "a", "completion": ["b"]}, r"completion\[0\] must be an object, found a string"),
     ],
 )
 def test_what_cannot_be_learned_is_named(value: dict[str, Any], message: str) -> None:
@@ -172,10 +174,16 @@ def test_further_fields_of_messages() -> None:
 
 
 def test_prompt_and_completion_may_be_messages() -> None:
-    """Only the completion is learned; it may be one message or its text."""
-    prompt, completion = turns("Hi", "Yo.", "Open?"), turns("", "No.")[1:]
+    """Only the completion is learned. Either may be one message or, beside messages, its text."""
+    question, completion = turns("Open?"), turns("", "No.")[1:]
     for form in (completion, completion[0], "No."):
+        prompt = [*turns("Hi", "Yo."), *question]
         assert learned("chatml", {"prompt": prompt, "completion": form}) == "No.<|im_end|>\n"
+    whole = decoder("chatml").decode_value({"messages": [*question, *completion]})
+    for prompt, form in (("Open?", completion), ("Open?", completion[0]), (question[0], "No."), (question, "No.")):
+        example = decoder("chatml").decode_value({"prompt": prompt, "completion": form})
+        assert (example.input_ids == whole.input_ids).all()
+        assert (example.labels == whole.labels).all()
 
 
 def test_an_assistant_may_begin() -> None:
