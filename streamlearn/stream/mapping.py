@@ -43,10 +43,13 @@ _NEAR = 0.8
 _PREFIX_BYTES = 5
 _INDEX = re.compile("-?[0-9]{1,18}")
 
+_ENVELOPES = (
+    (("schema", "payload"), "an envelope of Kafka Connect", "payload"),
+    (("specversion",), "a CloudEvents envelope", "data"),
+    (("op", "after"), "a Debezium envelope", "after"),
+)
+"""Keys by which envelopes are known, what they are, and the path to the record in them."""
 _SHAPES = (
-    (("schema", "payload"), "an envelope of Kafka Connect: set records.unwrap: payload"),
-    (("specversion",), "a CloudEvents envelope: set records.unwrap: data"),
-    (("op", "after"), "a Debezium envelope: set records.unwrap: after"),
     (("conversations",), "a ShareGPT conversation: set records.messages: conversations"),
     (("chosen", "rejected"), "a preference pair: set records.completion: chosen"),
     (
@@ -186,11 +189,24 @@ class RecordMapping:
                     return record
         if self._unwrap:
             tried = ", ".join(path.text for path in self._unwrap)
-            _refuse_shape(value)
+            self._refuse_shape(value, unwrapped=False)
             raise RecordError(
                 Reason.BAD_FORM, f"records.unwrap: a value must have {tried}, found {_listed(value)}; `.` is the value"
             )
         return value
+
+    def _refuse_shape(self, value: Mapping[str, Any], *, unwrapped: bool = True) -> None:
+        """Raise the error of a record that is known by its keys, with what to set."""
+        tried = [path.text for path in self._unwrap]
+        outer = f"{tried[0]}." if unwrapped and tried and "." not in tried else ""
+        envelopes = (
+            (keys, f"{shape}: set records.unwrap: {outer}{path}")
+            for keys, shape, path in _ENVELOPES
+            if unwrapped or path not in tried
+        )
+        for keys, shape in (*envelopes, *_SHAPES):
+            if all(key in value for key in keys):
+                raise RecordError(Reason.BAD_FORM, f"{' and '.join(map(repr, keys))}: the value looks like {shape}")
 
     def _find(self, path: _Path, value: Any) -> Any:
         """Return the value at a path, or _ABSENT. JSON text on the way to it is parsed."""
@@ -276,7 +292,7 @@ class RecordMapping:
             raise RecordError(Reason.BAD_FORM, f"{must} exist, found no {key!r}{at}, which is {size}")
         near = difflib.get_close_matches(key, list(map(str, place)), n=1, cutoff=0.6)
         if not depth and not near:
-            _refuse_shape(value)
+            self._refuse_shape(value)
         hint = f", did you mean {near[0][:80]!r}?" if near else ";"
         raise RecordError(Reason.BAD_FORM, f"{must} exist, found no {key!r}{at}{hint} {_listed(place)}")
 
@@ -291,7 +307,7 @@ class RecordMapping:
         if self._settings.unknown_keys == "dead_letter":
             if not unknown:
                 return known
-            _refuse_shape(value)
+            self._refuse_shape(value)
             near = difflib.get_close_matches(unknown[0][:80], sorted(_FIELDS), n=1, cutoff=0.0)
             raise RecordError(
                 Reason.BAD_FORM,
@@ -314,7 +330,7 @@ class RecordMapping:
                     Reason.BAD_FORM, f"{key[:80]!r}: unknown key, did you mean {near[0]}? Rename it, or map the fields"
                 )
         if not complete:
-            _refuse_shape(value)
+            self._refuse_shape(value)
         if len(complete) != 1:
             return known  # what is wrong with it is for the decoder to say
         form = complete[0]
@@ -383,13 +399,6 @@ def _refuse_deletion(value: Mapping[str, Any]) -> None:
     is_change = op in _DELETING and not {"before", "after", "source"}.isdisjoint(value)
     if is_change or value.get("__deleted") in (True, "true") or value.get("__op") in _DELETING:
         raise RecordError(Reason.DELETION, "the row was deleted (change data capture)")
-
-
-def _refuse_shape(value: Mapping[str, Any]) -> None:
-    """Raise the error of a record that is known by its keys, with what to set."""
-    for keys, shape in _SHAPES:
-        if all(key in value for key in keys):
-            raise RecordError(Reason.BAD_FORM, f"{' and '.join(map(repr, keys))}: the value looks like {shape}")
 
 
 def _without_nulls(value: Mapping[str, Any]) -> Mapping[str, Any]:

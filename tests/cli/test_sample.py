@@ -23,7 +23,7 @@ def shown(folder: Path, number: int) -> list[str]:
         source={"jsonl": {"path": folder / "changes.jsonl"}},
         records={"unwrap": "after", "prompt": r"{question}\nAnswer:", "completion": "answer"},
     )
-    return [text.plain for text in sample(settings, number)]
+    return [text.plain.removesuffix("\n") for text in sample(settings, number)]
 
 
 def test_each_record_is_shown_with_the_learned_part_marked(tmp_path: Path) -> None:

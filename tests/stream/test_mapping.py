@@ -136,6 +136,18 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
         Reason.BAD_FORM,
         "records.unwrap: a value must have data, found its keys are prompt",
     ),
+    "an envelope without its record": (
+        {"specversion": "1.0", "id": "e1"},
+        {"unwrap": "data"},
+        Reason.BAD_FORM,
+        "records.unwrap: a value must have data, found its keys are specversion",
+    ),
+    "an envelope in another": (
+        event(data={"op": "c", "after": PAIR}),
+        {"unwrap": ["data", "after"]},
+        Reason.BAD_FORM,
+        "a Debezium envelope: set records.unwrap: data.after",
+    ),
     "an envelope with other text": (
         event(data="hello"),
         {"unwrap": "data"},
