@@ -180,8 +180,8 @@ def test_prompt_and_completion_may_be_messages() -> None:
         prompt = [*turns("Hi", "Yo."), *question]
         assert learned("chatml", {"prompt": prompt, "completion": form}) == "No.<|im_end|>\n"
     whole = decoder("chatml").decode_value({"messages": [*question, *completion]})
-    for prompt, form in (("Open?", completion), ("Open?", completion[0]), (question[0], "No."), (question, "No.")):
-        example = decoder("chatml").decode_value({"prompt": prompt, "completion": form})
+    for asked, answer in (("Open?", completion), ("Open?", completion[0]), (question[0], "No."), (question, "No.")):
+        example = decoder("chatml").decode_value({"prompt": asked, "completion": answer})
         assert (example.input_ids == whole.input_ids).all()
         assert (example.labels == whole.labels).all()
 
