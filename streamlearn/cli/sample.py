@@ -55,9 +55,9 @@ def sample(settings: Settings, number: int) -> Iterator[Text]:
             yield text.append(f"{len(example):,} tokens, {example.num_learned:,} learned", style="")
             yield marked(example, preprocessing.tokenizer).append("\n")
     dead = [f"{count:,} {reason}" for reason, count in refused.most_common()]
-    counts = [f"{learned:,} learned", f"dead letters: {', '.join(dead) or 'none'}"]
+    counts = [f"{learned:,} learned", *ignored_counts(ignored), f"dead letters: {', '.join(dead) or 'none'}"]
     total = learned + refused.total() + ignored.total()
-    yield Text(f"of {total:,} records: {', '.join([*counts, *ignored_counts(ignored)])}")
+    yield Text(f"of {total:,} records: {', '.join(counts)}")
     if not total:
         yield Text(f"the source had no record within {PATIENCE_S:.0f} s")
 

@@ -36,5 +36,5 @@ def test_each_record_is_shown_with_the_learned_part_marked(tmp_path: Path) -> No
     assert long.startswith("word word")
     assert long.endswith("Answer:⟦Yes.<|endoftext|>⟧")
     assert len(long) < MAX_CONTEXT + 100
-    assert counts == "of 4 records: 2 learned, dead letters: 1 bad_form, 1 deletion"
+    assert counts == "of 4 records: 2 learned, 1 deletion, dead letters: 1 bad_form"
     assert not (tmp_path / "state").exists()
