@@ -79,7 +79,7 @@ FORMS = {
         [*CHANGES, b'{"op": "c", "after": {"id": 1, "question": "Is it open?"}}'],
         2 * ROWS,
         2 * ROWS,
-        "of 3 records: 2 learned, dead letters: none, 1 deletion",
+        "of 3 records: 2 learned, 1 deletion, dead letters: none",
     ),
 }
 
