@@ -54,6 +54,7 @@ def test_every_value_of_a_status_is_a_series() -> None:
         "records/trained": (12, 0.0),
         "records/held_out": (12, 0.0),
         "records/dead_lettered": (12, 0.0),
+        "records/ignored": (12, 0.0),
         "regimes/number": (12, 2.0),
         "regimes/current": (12, 2.0),
         "prequential_loss/regime_2": (12, 1.5),

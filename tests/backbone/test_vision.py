@@ -260,16 +260,18 @@ def test_text_cannot_forge_an_image(backbone: Backbone) -> None:
 
 
 def test_an_image_is_never_cut_off(backbone: Backbone) -> None:
-    """A long prompt is truncated at its beginning, unless that would cut an image."""
+    """A long prompt loses text around its image; a record whose image does not fit is refused."""
     long = "the quick brown fox jumps over the lazy dog " * 30
-    decoder = decoder_of(backbone, max_tokens=200, batch_tokens=200)
     image = as_base64(make_image(1))
-    kept = decoder.decode_value({"prompt": f"{long}<image> what?", "completion": " a", "image": image})
-    assert len(kept) == 200
-    ids = kept.images[0].inputs.token_ids
-    assert tuple(kept.input_ids[kept.image_starts[0] : kept.image_starts[0] + len(ids)].tolist()) == ids
+    decoder = decoder_of(backbone, max_tokens=200, batch_tokens=200)
+    for prompt in (f"{long}<image> what?", f"<image>{long}", f"{long}<image>{long}"):
+        kept = decoder.decode_value({"prompt": prompt, "completion": " a", "image": image})
+        assert len(kept) == 200
+        ids = kept.images[0].inputs.token_ids
+        assert tuple(kept.input_ids[kept.image_starts[0] : kept.image_starts[0] + len(ids)].tolist()) == ids
+    too_small = decoder_of(backbone, max_tokens=len(ids), batch_tokens=200)
     with pytest.raises(RecordError, match="images cannot be truncated"):
-        decoder.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
+        too_small.decode_value({"prompt": f"<image>{long}", "completion": " a", "image": image})
 
 
 def test_cached_token_ids_give_the_same_inputs(backbone: Backbone) -> None:

@@ -107,7 +107,7 @@ def test_what_the_client_does_not_send_is_written_without_its_content(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of a request is the client's own."""
-    monkeypatch.setattr("connectors.kafka.dead_letters._MAX_REQUEST_BYTES", 10_000)
+    monkeypatch.setattr("connectors.kafka.clients._MAX_REQUEST_BYTES", 10_000)
     topic = broker.new_topic()
     sink = KafkaDeadLetters(broker.settings("events"), topic)
     sink.send(DeadLetter(Record(ORIGIN, 0, None, key=b"x" * 20_000), Reason.EMPTY, "no value"))
