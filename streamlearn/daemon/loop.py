@@ -286,7 +286,7 @@ class Daemon:
         """Log the first of consecutive batches with truncated records."""
         truncations = batch.truncations
         if truncations and not self._truncates:
-            _log.warning(
+            _log.info(
                 Event.RECORDS_TRUNCATED,
                 forms=dict(Counter(truncation.form for truncation in truncations)),
                 tokens=sum(truncation.num_cut for truncation in truncations),
