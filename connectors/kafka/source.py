@@ -250,7 +250,7 @@ class KafkaSource:
         """
         fetched: Mapping[TopicPartition, int] = {}
         if self._consumer is not None:
-            with suppress(*CLIENT_ERRORS):
+            with suppress(*CLIENT_ERRORS):  # then the position itself is stored; `poll` meets the same error and acts
                 fetched = self._fetch_offsets()
         self._commit(self._past_markers(position, fetched), note)
 

@@ -206,9 +206,8 @@ class ChatTemplate:
         common = self._common(prompt, question)
         opening = "" if self.control.sub("", question[common:]).strip() else prompt[common:]
         after_answer = before_next.removesuffix(opening)
-        if not between.startswith(
-            after_answer
-        ):  # an assistant turn is always opened: then only its beginning is the end
+        if not between.startswith(after_answer):
+            # A conversation is always followed by an opened turn: then only the beginning is the end.
             after_answer = between[: self._common(between, before_next)]
             end = self.control.search(after_answer)
             after_answer = after_answer[: 0 if end is None else end.end()]
@@ -294,9 +293,8 @@ class _Location:
         remaining = [i for i in (answers if places else everything) if i not in found]
         places = sorted([*places, *self._replaced_places(remaining)], key=lambda place: place.span)
         calls = {place.message: place for place in reversed(places) if self._is_call(place.message)}
-        places = [
-            place for place in places if calls.get(place.message, place) is place
-        ]  # a tool's answer may repeat it
+        # The answer of a tool may repeat the call: the first place is the call's.
+        places = [place for place in places if calls.get(place.message, place) is place]
         written = Counter(place.message for place in places)
         for answer in answers:
             if written[answer] > 1:
