@@ -19,18 +19,10 @@ from streamlearn.board import Clock
 from streamlearn.errors import Reason
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.learner import Step
+from streamlearn.series import DeadLetterRow, HistoryPoint, HistoryStatus, RegimeSegment, SnapshotMark
 from streamlearn.shift.detector import Shift
 from streamlearn.snapshot.files import Files
-from streamlearn.status import (
-    DeadLetterRow,
-    HistoryPoint,
-    HistoryStatus,
-    RegimeSegment,
-    RegimeStatus,
-    SnapshotMark,
-    SnapshotStatus,
-    Status,
-)
+from streamlearn.status import RegimeStatus, SnapshotStatus, Status
 from streamlearn.stream.position import RecordId
 from streamlearn.stream.record import Batch, DeadLetteredRecord
 

@@ -20,9 +20,8 @@ from streamlearn.history import BatchOutcome, refusal_message
 from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, SnapshotResult
 from streamlearn.jobs.runner import JobRunner, control_result
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.holdout import BackboneComparison
+from streamlearn.regimes.holdout import BackboneComparison, Role
 from streamlearn.regimes.regime import ShiftReport
-from streamlearn.regimes.regimes import Role
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
@@ -33,8 +34,35 @@ from streamlearn.history import BackbonePair
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.settings import HoldoutSettings
+from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.status import Scoring
 from streamlearn.stream.record import Batch, Example, Truncation
+
+
+class Role(StrEnum):
+    """What happens to a record of a batch."""
+
+    TRAINED = "trained"
+    HELD_OUT = "held_out"
+    MEASURED = "measured"
+    """Its regime is frozen: its loss is measured, and it is not trained on."""
+
+
+@dataclass(frozen=True)
+class DividedBatch:
+    """A batch whose records have roles."""
+
+    assigned: AssignedBatch
+    roles: tuple[Role, ...]
+
+    def part(self, role: Role) -> tuple[Batch, tuple[int, ...]]:
+        """Return the batch with the records of one role only, and their slots."""
+        return self.assigned.without({index for index, own in enumerate(self.roles) if own is not role})
+
+    @property
+    def not_trained(self) -> frozenset[int]:
+        """Indices of the records that are not trained on."""
+        return frozenset(index for index, role in enumerate(self.roles) if role is not Role.TRAINED)
 
 
 @dataclass

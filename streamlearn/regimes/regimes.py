@@ -11,8 +11,7 @@ Between two steps an operator may `rename`, `freeze`, `unfreeze`, `approve` and 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,7 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.holdout import Forgetting, TimeBudget
+from streamlearn.regimes.holdout import DividedBatch, Forgetting, Role, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
@@ -51,32 +50,6 @@ the cause, and the answers have not changed."""
 MAX_REPORTS = 256  # newest shifts kept for the status and the snapshot
 
 _log = get_logger("shift")
-
-
-class Role(StrEnum):
-    """What happens to a record of a batch."""
-
-    TRAINED = "trained"
-    HELD_OUT = "held_out"
-    MEASURED = "measured"
-    """Its regime is frozen: its loss is measured, and it is not trained on."""
-
-
-@dataclass(frozen=True)
-class DividedBatch:
-    """A batch whose records have roles."""
-
-    assigned: AssignedBatch
-    roles: tuple[Role, ...]
-
-    def part(self, role: Role) -> tuple[Batch, tuple[int, ...]]:
-        """Return the batch with the records of one role only, and their slots."""
-        return self.assigned.without({index for index, own in enumerate(self.roles) if own is not role})
-
-    @property
-    def not_trained(self) -> frozenset[int]:
-        """Indices of the records that are not trained on."""
-        return frozenset(index for index, role in enumerate(self.roles) if role is not Role.TRAINED)
 
 
 class Regimes:

@@ -19,23 +19,19 @@ from pydantic.config import JsonDict
 
 from streamlearn.board import Board, Clock
 from streamlearn.jobs.queue import ApiModel
+from streamlearn.series import DeadLetterRow, HistoryPoint, HistoryStatus, RegimeSegment, SnapshotMark
 from streamlearn.status import (
     ANSWERED_BY,
     SHIFT_KINDS,
     AdaptationStatus,
-    DeadLetterRow,
     FallbackStatus,
     ForgettingMeans,
-    HistoryPoint,
-    HistoryStatus,
     Phase,
     Progress,
     PublicationStatus,
     PublishedVersions,
-    RegimeSegment,
     RegimeStatus,
     ShiftStatus,
-    SnapshotMark,
     Status,
 )
 from streamlearn.stream.position import PATTERN

@@ -24,15 +24,8 @@ from streamlearn.history import (
     History,
     ThinnedSeries,
 )
-from streamlearn.status import (
-    AdaptationStatus,
-    HistoryStatus,
-    PartitionStatus,
-    RegimeSegment,
-    RegimeStatus,
-    Scoring,
-    SnapshotStatus,
-)
+from streamlearn.series import HistoryStatus, RegimeSegment
+from streamlearn.status import AdaptationStatus, PartitionStatus, RegimeStatus, Scoring, SnapshotStatus
 from streamlearn.stream.record import Batch
 from tests.history.outcomes import (
     PER_BATCH,

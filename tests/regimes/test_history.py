@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from streamlearn.daemon.loop import Daemon
+from streamlearn.series import HistoryPoint, HistoryStatus
 from streamlearn.settings import Settings
-from streamlearn.status import HistoryPoint, HistoryStatus
 from tests.daemon.test_daemon import RUBBISH, daemon_of, die, opened
 from tests.regimes.shifting_streams import stream
 

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from connectors.kafka.admin import Topic, check_identity, identity_of, topic_of
 from connectors.kafka.clients import new_admin, new_consumer, new_producer
-from connectors.kafka.source import KafkaSource, PartitionMonitor
+from connectors.kafka.offsets import PartitionMonitor
+from connectors.kafka.source import KafkaSource
 from streamlearn.errors import OffsetGapError, SourceError
 from streamlearn.events import Event
 from streamlearn.stream.position import Position, TopicPartition
