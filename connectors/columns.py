@@ -3,7 +3,6 @@
 import base64
 import difflib
 import math
-import string
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
@@ -15,6 +14,7 @@ import orjson
 
 from connectors.rows import FeedRecord, FileRow, JsonlFile, Place, RowError, RowFile
 from streamlearn.errors import RecordError, SourceError, UsageError
+from streamlearn.settings.records import braced_names, is_template
 from streamlearn.stream.record import FORMS
 
 
@@ -32,8 +32,11 @@ class ColumnText:
             UsageError: it is empty, or a brace is not closed or holds more than a name.
         """
         self._parts: list[tuple[str, str | None]] = [("", expression)]
-        if "{" in expression or "}" in expression:
-            self._parts = list(_parsed(option, expression))
+        try:
+            if is_template(expression):
+                self._parts = braced_names(expression, what="columns")
+        except ValueError as error:
+            raise UsageError(f"{option}: {error}") from error
         self.columns = tuple(name for _, name in self._parts if name is not None)
         self.is_column = self._parts == [("", expression)]
         """Whether it is one column as it stands."""
@@ -47,16 +50,6 @@ class ColumnText:
             TypeError: a value is missing or of another type; the message names its column.
         """
         return "".join(text + ("" if name is None else _as_text(name, values[name])) for text, name in self._parts)
-
-
-def _parsed(option: str, expression: str) -> list[tuple[str, str | None]]:
-    try:
-        parts = list(string.Formatter().parse(expression))
-    except ValueError as error:
-        raise UsageError(f"{option}: {error} in {expression!r}; write {{{{ for a brace") from error
-    if any(form or conversion for _, _, form, conversion in parts):
-        raise UsageError(f"{option}: expected only names in braces, found {expression!r}")
-    return [(text, name) for text, name, _, _ in parts]
 
 
 def _as_text(column: str, value: object) -> str:

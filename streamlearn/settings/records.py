@@ -44,6 +44,27 @@ def is_template(text: str) -> bool:
     return "{" in text or "}" in text
 
 
+def braced_names(template: str, *, what: str) -> list[tuple[str, str | None]]:
+    """Return the texts of a template, each with the name in braces after it, None after the last; `{{` is a brace.
+
+    `what` says in errors what the names are.
+
+    Raises:
+        ValueError: a brace is not closed or holds more than a name, or there is no name.
+    """
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{error} in {template!r}; write {{{{ for a brace") from None
+    if any(form or conversion for _, _, form, conversion in parsed) or not any(name for _, name, _, _ in parsed):
+        raise ValueError(f"expected text with {what} in braces, such as '{{title}}: {{body}}', found {template!r}")
+    parts: list[tuple[str, str | None]] = []
+    for text, name, _, _ in parsed:
+        before = parts.pop()[0] if parts and parts[-1][1] is None else ""  # an escaped brace ends a part
+        parts.append((before + text, name))
+    return parts
+
+
 def template_parts(template: str) -> list[tuple[str, tuple[str, ...] | None]]:
     r"""Return the texts of a template, each with the keys of the path after it, None after the last.
 
@@ -53,19 +74,12 @@ def template_parts(template: str) -> list[tuple[str, tuple[str, ...] | None]]:
     [('{', ('a', 'b')), ('} c\n', None)]
 
     Raises:
-        ValueError: a brace is not closed, holds more than a path, or there is no path.
+        ValueError: see `braced_names` and `path_keys`.
     """
-    try:
-        parsed = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{error} in {template!r}; write {{{{ for a brace") from None
-    if any(form or conversion for _, _, form, conversion in parsed) or all(path is None for _, path, _, _ in parsed):
-        raise ValueError(f"expected text with paths in braces, such as '{{title}}: {{body}}', found {template!r}")
-    parts: list[tuple[str, tuple[str, ...] | None]] = []
-    for text, path, _, _ in parsed:
-        before = parts.pop()[0] if parts and parts[-1][1] is None else ""  # an escaped brace ends a part
-        parts.append((before + text, None if path is None else path_keys(path)))
-    return [(_ESCAPE.sub(lambda match: _ESCAPES[match[0]], text), keys) for text, keys in parts]
+    return [
+        (_ESCAPE.sub(lambda match: _ESCAPES[match[0]], text), None if path is None else path_keys(path))
+        for text, path in braced_names(template, what="paths")
+    ]
 
 
 class RegistrySettings(Section):
