@@ -100,6 +100,18 @@ def test_the_export_is_what_feed_sends(config: Path) -> None:
     assert [record.value for record in Records(JsonlFile(file), None)] == values
 
 
+def test_an_export_that_was_not_corrected_is_not_sent_again(config: Path) -> None:
+    """What the daemon would set aside once more is counted by reason, and stops the feed."""
+    file = config.parent / "export.jsonl"
+    call(config, "export", str(file))
+    command = ["feed", str(file), "--topic", "records", "--dry-run", "--config", str(config)]
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(app, command)
+    assert result.exit_code != 0
+    assert "2 records would be sent" in result.output
+    assert all(text in result.output for text in ("1 bad_form", "1 not_json", "did you mean prompt"))
+    assert "2 rows would be refused" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("value", "line"),
     [
