@@ -4,6 +4,8 @@
     python -m benchmarks.learn search --suite superni-1-short --data ../shared/data/superni --out build/trials \
         --write build/profile.json
     python -m benchmarks.learn report build/runs --out build/report
+    python -m benchmarks.learn run --suite commits --data ../shared/data/natural --out build/commits --without-answers
+    python -m benchmarks.learn losses build/commits
     python -m benchmarks.learn report docs/evidence/runs.tar.xz --member runs --out docs/evidence
 
 Runs are made in the order of the suites, then of the seeds. Finished runs are kept: started again with the same folder,
@@ -18,10 +20,13 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+import orjson
+
 from benchmarks.learn.jobs import Part, RunConditions, RunJob, jobs_of, make_runs, read_plan
 from benchmarks.learn.methods import ABLATIONS, METHODS
+from benchmarks.learn.scores import stream_scores
 from benchmarks.learn.search import SEARCHED, Search
-from benchmarks.measuring import MeasurementError, command
+from benchmarks.measuring import MeasurementError, command, grid, show
 from streamlearn.errors import UsageError
 
 
@@ -59,6 +64,13 @@ def report(given: argparse.Namespace) -> None:
         print(given.out / f"{suite}.md")
 
 
+def losses(given: argparse.Namespace) -> None:
+    """Show losses and regimes of runs on streams that nobody cut."""
+    runs = {file: orjson.loads(file.read_bytes()) for file in sorted(given.runs.glob("*/*.json"))}
+    rows = {f"{run['suite']} {run['method']} {run['seed']}": stream_scores(run) for run in runs.values()}
+    show(rows, grid(rows, list(next(iter(rows.values()), {}))), as_json=given.json)
+
+
 def _require_none(failed: list[RunJob]) -> None:
     if failed:
         titles = "\n".join(f"  {job.title}" for job in failed)
@@ -75,6 +87,7 @@ def _conditions(given: argparse.Namespace) -> RunConditions:
         split=given.split,
         records=given.records_per_task,
         evaluated=given.evaluated_per_task,
+        answered=not given.without_answers,
         order=tuple(given.order),
     )
 
@@ -95,6 +108,7 @@ def options() -> argparse.ArgumentParser:
     add("--records-per-task", type=int, help="maximum training records per task; by default the profile's")
     add("--evaluated-per-task", type=int, default=50, help="maximum scored records per task")
     add("--order", nargs="+", default=[], help="tasks of a folder, in training order")
+    add("--without-answers", action="store_true", help="score losses only: free answers take most of an evaluation")
     add("--side-by-side", type=int, default=1, help="parallel runs; they share the cores evenly, or one GPU")
     add("--split", choices=["test", "development"], default="test", help="records that are scored")
     verb = verbs.add_parser("run", parents=[common], help="make runs")
@@ -107,6 +121,10 @@ def options() -> argparse.ArgumentParser:
     verb.add_argument("--write", type=Path, required=True, help="the profile to write")
     verb.add_argument("--table", type=Path, help="the table to write; by default search.md in --out")
     verb.set_defaults(action=search)
+    verb = verbs.add_parser("losses", help="show losses and regimes of runs on suites of commits, see `stream_scores`")
+    verb.add_argument("runs", type=Path, help="folder that `run` wrote to")
+    verb.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    verb.set_defaults(action=losses)
     verb = verbs.add_parser("report", help="write tables and plots")
     verb.add_argument("runs", type=Path, help="folder that `run` wrote to, or an archive of such folders")
     verb.add_argument("--member", default="", help="folder within the archive")

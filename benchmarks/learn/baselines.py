@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -41,8 +42,8 @@ class BaselineContext:
 
     learner: Learner
     settings: Settings
-    slots: Sequence[int]
-    """The regime slot of each segment; segments of the same tasks share one."""
+    slots: Sequence[Sequence[int]]
+    """The regime slots of the records of each segment, see `Suite.regime_slots`."""
     records: int
     """Training records of all passes together."""
     adaptation: Regimes | None = None
@@ -57,7 +58,7 @@ class BaselineContext:
     @property
     def memory_records(self) -> int:
         """Number of records that the daemon would keep as hold-out: the budget of every replay memory."""
-        return self.settings.holdout.records_per_regime * len(set(self.slots))
+        return self.settings.holdout.records_per_regime * len({slot for own in self.slots for slot in own})
 
 
 def batches(examples: Sequence[Example], settings: StreamSettings) -> Iterator[Sequence[Example]]:
@@ -144,19 +145,29 @@ class OracleRegimes(Baseline):
 
     def __init__(self, context: BaselineContext) -> None:
         super().__init__(context)
-        self._slot = 0
+        self._entered: list[int] = []
+        """Slots in the order in which they were entered."""
+        self._slots: Iterator[int] = iter(())
+        """Slots of the segment's records that are still to come."""
 
     def begin(self, segment: int, examples: Sequence[Example]) -> None:
-        """Enter the segment's regime; a new regime is probed with the segment's first records."""
-        slots = self.context.slots
-        before, self._slot = self._slot, slots[segment]
+        """Enter the segment's regime, or, of a mixture, its new ones; a new one is probed with its first records."""
+        own = self.context.slots[segment]
+        self._slots = iter(own)
+        present = dict.fromkeys(own)
+        for slot in present:
+            if len(present) == 1 or slot not in self._entered:
+                records = [example for example, regime in zip(examples, own, strict=True) if regime == slot]
+                self._enter(slot, records)
+
+    def _enter(self, slot: int, examples: Sequence[Example]) -> None:
         shift = Shift(
             kind="inputs",
-            number=segment + 1,
-            regime=self._slot + 1,
-            slot=self._slot,
-            known=self._slot in slots[:segment],
-            previous=before + 1 if segment else None,
+            number=len(self._entered) + 1,
+            regime=slot + 1,
+            slot=slot,
+            known=slot in self._entered,
+            previous=self._entered[-1] + 1 if self._entered else None,
             declared_at=0,
             onset=0,
             statistic=0.0,
@@ -164,9 +175,10 @@ class OracleRegimes(Baseline):
         )
         assert self.context.adaptation is not None
         self.context.adaptation.enter(shift, self._warmup(examples))
+        self._entered.append(slot)
 
     def step(self, examples: Sequence[Example]) -> Step:
-        return self.learner.step(examples, [self._slot] * len(examples))
+        return self.learner.step(examples, list(islice(self._slots, len(examples))))
 
     def _warmup(self, examples: Sequence[Example]) -> list[Example]:
         taken: list[Example] = []

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +49,8 @@ class RunConditions:
     """Maximum training records per task; None for the profile's."""
     evaluated: int = 50
     """Maximum scored records per task."""
+    answered: bool = True
+    """Whether free answers are decoded and scored."""
     order: tuple[str, ...] = ()
     """Tasks of a folder, in training order; empty for the order of their names."""
 
@@ -120,7 +122,7 @@ class RunJob:
         given = self.conditions
         prompts = read_profile(given.profile).prompts
         draw = Draw(list(map(Path, given.data)), self.records, given.evaluated, self.seed, given.split, prompts)
-        suite = make_suite(self.suite, draw, given.order)
+        suite = replace(make_suite(self.suite, draw, given.order), answered=given.answered)
         return suite.scored_at_end() if self.only_at_end else suite
 
 

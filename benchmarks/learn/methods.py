@@ -279,7 +279,7 @@ class Method:
     def arm_for(self, suite: Suite, linears: LinearShapes) -> str:
         """Return the arm for a suite and a backbone with these linears, without placeholders."""
         slots, _ = suite.regime_slots()
-        return fill(self.arm, linears, segments=len(slots), regimes=len(set(slots)))
+        return fill(self.arm, linears, segments=len(slots), regimes=len({slot for own in slots for slot in own}))
 
     def build(self, context: BaselineContext) -> Baseline:
         """Build the baseline with the options of its arm."""

@@ -21,7 +21,7 @@ from benchmarks.daemon import QuietObserver, without_http
 from benchmarks.data import to_lines
 from benchmarks.learn.baselines import BaselineContext, batches
 from benchmarks.learn.methods import Arm, Method, Profile, own_values, read_arm
-from benchmarks.learn.scores import Metric, Reference, score_answer
+from benchmarks.learn.scores import Metric, Reference, normalized_mutual_information, score_answer
 from benchmarks.learn.suites import Suite, shortened
 from streamlearn.adapters.context import Slot
 from streamlearn.adapters.presets import activated_parameters, objective
@@ -35,6 +35,7 @@ from streamlearn.learner.learner import Learner, Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import BackboneSettings, ServeSettings, Settings, StreamSettings, with_defaults
 from streamlearn.shift.features import input_of
+from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.status import Status
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch, Example
@@ -90,7 +91,7 @@ class Evaluator:
         self._limits = {task: self._limit(task) for task in suite.tasks}
 
     def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, float]]:
-        """Return token accuracy, and loss in nats per answer token, of each task, teacher-forced."""
+        """Return token accuracy, loss in nats per answer token, and answer tokens of each task, teacher-forced."""
         results = {}
         for task in tasks:
             examples = self.tests[task]
@@ -100,6 +101,7 @@ class Evaluator:
             results[task] = {
                 "accuracy": sum(one.correct for one in scores) / tokens,
                 "loss": sum(one.loss_sum for one in scores) / tokens,
+                "tokens": tokens,
             }
         return results
 
@@ -144,13 +146,13 @@ class Recorder:
         """Build a recorder; without `answer_after` answers are decoded only at the end of the stream."""
         self.suite = suite
         self.evaluator = evaluator
-        self._answer_after = answer_after and not suite.only_at_end
+        self._answer_after = answer_after and suite.answered and not suite.only_at_end
         self.matrix: list[dict[str, dict[str, float]]] = []
         """Teacher-forced scores by task, one row per segment."""
         self.answers_after: dict[str, TaskAnswers] = {}
         """Free answers to the tasks of the stream, each after its last segment; empty without `answer_after`."""
         self.answers_end: dict[str, TaskAnswers] = {}
-        """Free answers to all tasks at the end of the stream."""
+        """Free answers to all tasks at the end of the stream; empty for a suite that is not answered."""
         self.losses: list[float] = []
         """Prequential loss of each record, nats per answer token."""
         self.tokens = 0
@@ -167,7 +169,7 @@ class Recorder:
         number = len(self.matrix)
         self.matrix.append(self.evaluator.evaluate(learner, self.suite.evaluated_after(number), slots_of))
         ended = [task for task, end in self.suite.ends.items() if end == number]
-        if number == len(self.suite.segments) - 1:
+        if number == len(self.suite.segments) - 1 and self.suite.answered:
             self.answers_end = self.evaluator.answer(learner, self.suite.tasks, slots_of)
             self._keep(ended, self.answers_end)
         elif self._answer_after:
@@ -194,7 +196,8 @@ def train_in_daemon(suite: Suite, settings: Settings) -> Trained:
     components = Components(settings)
     recorder = Recorder(suite, Evaluator(suite, components.decoder))
     observer = SegmentObserver(recorder, components)
-    Daemon(components, *without_http(), observer=observer).run()
+    daemon = RegimeRecorder(components, *without_http(), observer=observer)
+    daemon.run()
     while len(recorder.matrix) < len(suite.segments):
         recorder.evaluate(components.learner, observer.slots_of)
     components.close()
@@ -202,8 +205,27 @@ def train_in_daemon(suite: Suite, settings: Settings) -> Trained:
         {"shift": {key: getattr(report.shift, key) for key in ("kind", "known", "declared_at", "onset")}}
         for report in observer.reports
     ]
-    detection = {"shifts": shifts, "probe_seconds": components.adaptation.probe_seconds}
+    detection = {
+        "shifts": shifts,
+        "probe_seconds": components.adaptation.probe_seconds,
+        "regimes": daemon.regimes,
+        "nmi": normalized_mutual_information(daemon.regimes, suite.record_tasks),
+    }
     return Trained(recorder, components.model, detection)
+
+
+class RegimeRecorder(Daemon):
+    """Daemon that keeps the number of the regime in which each record was trained on, in stream order."""
+
+    regimes: list[int]
+
+    def run(self) -> None:
+        self.regimes = []
+        super().run()
+
+    def learn(self, assigned: AssignedBatch) -> Step | None:
+        self.regimes += [self.adaptation.by_slot[slot].number for slot in assigned.slots]
+        return super().learn(assigned)
 
 
 class SegmentObserver(QuietObserver):
@@ -316,6 +338,7 @@ def run_method(
             "profile": profile.name,
             "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
             "unseen": [*suite.unseen],
+            "last_records": {task: number for number, task in enumerate(suite.record_tasks, 1)},
             "shuffled": method.shuffled,
             "config": arm.settings.model_dump(mode="json", exclude=NOT_IN_RESULTS),
             "options": dict(arm.options),

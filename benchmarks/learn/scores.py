@@ -27,22 +27,29 @@ Continual learning, from the JSON object of a run:
     FWT = mean_t (R[b_t - 1][t] - F[t]) over tasks that began after the first segment               (6)
     skill = (AP - blind AP) / (ceiling AP - blind AP)                                               (7)
 
+    L[s] = sum_t n[t] l[s][t] / sum_t n[t], l[s][t] loss per answer token on task t after segment s (8)
+    loss of a stream that nobody cut = L at its end                                                 (9)
+    stopped = (9), stopped_lowest = min_s L[s], over tasks without a record in the last quarter    (10)
+
 (1), (3) and (5) are from CP-MoE (arXiv 2605.20247) section 4, (4) and (6) from Lopez-Paz and Ranzato 2017, with the
 frozen backbone F instead of a random initialization; b_t is the segment in which t began. In (3) the best earlier score
 is that right after the task's last segment: free answers are decoded then and at the end only. (4) and (6) are positive
 when other tasks helped. `token_AP` and `token_loss` are the means over the stream's tasks of accuracy and loss per
 answer token at the end. `prequential_loss` is the mean over records of the loss before training on them, and
-`first_50_loss` the mean over segments of the mean over a segment's first 50 records, nats per token.
+`first_50_loss` the mean over segments of the mean over a segment's first 50 records, nats per token. In (8) n[t] is the
+number of answer tokens of task t's scored records.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Literal
+
+from scipy.stats import entropy
 
 from benchmarks.streams import matches
 from streamlearn.jobs.runner import exact_match, normalize, rouge_l
@@ -54,6 +61,8 @@ MAX_LABELS = 12
 """Maximum distinct training answers of an unknown task with labels; it also has three answers per label or more."""
 FIRST = 50
 """Records of `first_50_loss`."""
+STOPPED = 0.75
+"""Share of the stream after which a task that stopped has no record."""
 WITHIN = 64
 """Maximum records between a boundary and the shift that counts as its detection."""
 _METRICS: Mapping[str, Metric] = {
@@ -246,13 +255,52 @@ def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
+def stream_scores(run: Run) -> dict[str, float | int | None]:
+    """Return eq. (9) and (10) of a run on a stream that nobody cut, its prequential loss, and its regimes.
+
+    Those of (10) are None if no task stopped, those of the regimes if the method detects none; see `RegimeRecorder`.
+    """
+    rows = [row for row in run["teacher"] if row]
+    records = sum(segment["records"] for segment in run["segments"])
+    stopped = [task for task, number in run["last_records"].items() if number <= STOPPED * records]
+    losses = [weighted_loss(row, stopped) for row in rows] if stopped else []
+    detection = run["detection"]
+    return {
+        "loss": weighted_loss(rows[-1], run["last_records"]),
+        "prequential_loss": mean(run["record_losses"]),
+        "stopped": losses[-1] if losses else None,
+        "stopped_lowest": min(losses, default=None),
+        "regimes": None if detection is None else len(set(detection["regimes"])),
+        "nmi": None if detection is None else detection["nmi"],
+    }
+
+
+def weighted_loss(row: Mapping[str, Mapping[str, float]], tasks: Iterable[str]) -> float:
+    """Compute eq. (8) from a row of teacher-forced scores, over some tasks."""
+    scores = [row[task] for task in tasks]
+    return sum(score["tokens"] * score["loss"] for score in scores) / sum(score["tokens"] for score in scores)
+
+
+def normalized_mutual_information(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
+    """Compute 2 I(L; R) / (H(L) + H(R)) of two partitions of the same records, in [0, 1]; 0 if both are of one part.
+
+    >>> round(normalized_mutual_information([1, 1, 2, 2], "abcc"), 2)
+    0.8
+    """
+    partitions = (left, right, zip(left, right, strict=True))
+    one, other, both = (entropy(list(Counter(parts).values())) for parts in partitions)
+    return float(2 * (one + other - both) / (one + other)) if one + other else 0.0
+
+
 def detection_scores(run: Run) -> dict[str, int | None]:
     """Return boundaries found, false shifts and declared returns; None where boundaries are given or there are none.
 
     A boundary is found within `WITHIN` records and before the next one. The declaration at record 1 opens the first
-    regime and is not a shift.
+    regime and is not a shift. Between segments of the same tasks there is no boundary.
     """
-    *boundaries, records = accumulate(segment["records"] for segment in run["segments"])
+    *ends, records = accumulate(segment["records"] for segment in run["segments"])
+    changes = (before["tasks"] != after["tasks"] for before, after in pairwise(run["segments"]))
+    boundaries = [end for end, is_boundary in zip(ends, changes, strict=True) if is_boundary]
     if run["detection"] is None or not boundaries:
         return dict.fromkeys(("boundaries_found", "false_shifts", "returns_declared"))
     shifts = [report["shift"] for report in run["detection"]["shifts"]]

@@ -11,19 +11,26 @@
 | grouped | eight tasks in groups of two and three, one group after another |
 | mixed | eight tasks at random from the first record to the last |
 | images | nine kinds of questions about images (`backbones/image_tasks`), on `builtin:nano-vl` |
+| commits | a stream that nobody cut: commits of eight repositories in the order of their time, changed files -> subject line |
+| commits-bare | the same without the instruction in the prompts |
+| commits-order-1, -2, commits-bare-order-1, -2 | each repository on the timeline of the first, second after it by name |
 
 A folder of task files is a suite as well: its tasks one after another, by name or in a given order.
 
 The rows of a training file are shuffled in an order that depends on neither seed nor size. The last `DEVELOPMENT` of
 them, or fewer where the draw would not be left enough, are development records: settings are chosen on them, and they
 are never trained on. Training records are drawn from the others by seed. A row whose input also occurs among the
-development records is drawn by no seed. Test files are opened only to score the test split.
+development records is drawn by no seed. Test files are opened only to score the test split. Of commits, every eighth
+record of the training file is a development record, and the drawn ones stay in the order of their time.
 """  # noqa: E501 - a table row is one line
 
 import random
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +51,10 @@ DEVELOPMENT = 50
 """Maximum development records per task."""
 GAP = " ... "
 """Stands for what was cut out of a prompt."""
+EVERY = 8
+"""Of the commits, one in so many is a development record."""
+COMMIT_SEGMENTS = 8
+"""Segments of equal length of the stream of commits."""
 LABEL_METRICS = ("exact_match", "choice")
 """Metrics of tasks that ask for a label."""
 
@@ -115,6 +126,11 @@ class Suite:
     """Where the scored records come from."""
     only_at_end: bool = False
     """Whether nothing is evaluated before the end of the stream."""
+    answered: bool = True
+    """Whether free answers are decoded and scored; if not, only teacher-forced losses and accuracies are."""
+    uncut: bool = False
+    """Whether every task may occur in every segment: each has a regime of its own, and segments only say when to
+    evaluate."""
 
     @property
     def boundaries(self) -> list[int]:
@@ -146,12 +162,20 @@ class Suite:
         seen = {task: records for task, records in self.tasks.items() if task not in self.unseen}
         return replace(self, tasks=seen, unseen=(), only_at_end=True)
 
-    def regime_slots(self) -> tuple[list[int], dict[str, int]]:
-        """Return the slot of each segment, equal for equal tasks, and the last slot of each task."""
+    @property
+    def record_tasks(self) -> list[str]:
+        """The task of every training record, in stream order."""
+        return [_task_of(record) for segment in self.segments for record in segment.records]
+
+    def regime_slots(self) -> tuple[list[list[int]], dict[str, int]]:
+        """Return the slots of the records of each segment, equal for equal tasks, and the last slot of each task."""
+        if self.uncut:
+            by_task = {task: slot for slot, task in enumerate(self.ends)}
+            return [[by_task[_task_of(record)] for record in segment.records] for segment in self.segments], by_task
         known: dict[tuple[str, ...], int] = {}
         slots = [known.setdefault(segment.tasks, len(known)) for segment in self.segments]
         by_task = {task: slot for segment, slot in zip(self.segments, slots, strict=True) for task in segment.tasks}
-        return slots, by_task
+        return [[slot] * len(segment.records) for segment, slot in zip(self.segments, slots, strict=True)], by_task
 
     def shuffled(self, seed: int | str) -> list[TaskSegment]:
         """Return as many segments of the same lengths, each with records of all tasks."""
@@ -227,6 +251,56 @@ def images(draw: Draw) -> Suite:
     return Suite("images", segments, records, backbone="builtin:nano-vl", split=draw.split)
 
 
+def commits(draw: Draw, *, bare: bool = False, order: int = 0) -> Suite:
+    """Build the stream of commits; its tasks are the repositories, which come and go and are mixed at changing rates.
+
+    With another `order`, a repository's i-th record takes the place of the i-th record of another repository.
+
+    Raises:
+        UsageError: no folder holds the commits.
+    """
+    form = "commits.bare" if bare else "commits.told"
+    rows = _commit_rows(draw, form, "train")
+    development = rows[EVERY - 1 :: EVERY]
+    scored = development if draw.split == "development" else _commit_rows(draw, form, "test")
+    reserved = {_input_of(row) for row in development}
+    pool = [row for row in rows if _input_of(row) not in reserved]
+    tasks = {}
+    for name in sorted({row["task"] for row in rows}):
+        own, own_scored = ([row for row in part if row["task"] == name] for part in (pool, scored))
+        tasks[name] = _task_records(draw, name, own, own_scored, partial(_commit, prompts=draw.prompts), _reference)
+    trains = [sorted(records.train, key=_place) for records in tasks.values()]
+    timelines = [[_place(record) for record in train] for train in trains]
+    placed = [
+        (timeline[i * len(timeline) // len(train)], record)  # a draw may be smaller than that of the other repository
+        for train, timeline in zip(trains, timelines[order:] + timelines[:order], strict=True)
+        for i, record in enumerate(train)
+    ]
+    stream = [record for _, record in sorted(placed, key=itemgetter(0))]
+    ends = [len(stream) * number // COMMIT_SEGMENTS for number in range(COMMIT_SEGMENTS + 1)]
+    segments = tuple(TaskSegment(tuple(tasks), tuple(stream[start:end])) for start, end in pairwise(ends))
+    suffix = ("-bare" if bare else "") + (f"-order-{order}" if order else "")
+    return Suite(f"commits{suffix}", segments, tasks, split=draw.split, uncut=True)
+
+
+def _commit_rows(draw: Draw, form: str, split: FileSplit) -> list[dict[str, Any]]:
+    return [
+        {**row, "task": row["meta"]["repo"], "id": f"{number}", "answer": row["completion"]}
+        for number, row in enumerate(_rows(draw, form, split))
+    ]
+
+
+def _commit(row: Mapping[str, Any], prompts: Prompts) -> Json:
+    if prompts == "chat":
+        return to_chat(row)
+    return {**to_record(row), "completion": row["completion"]}  # with the space before it, or none
+
+
+def _place(record: Json) -> int:
+    """A commit's place in its file."""
+    return int(record["meta"]["id"])
+
+
 _SEQUENCES: Mapping[str, tuple[Sequence[str], Sequence[str], bool]] = {
     "superni-1": (ORDER_1, UNSEEN_1, False),
     "superni-2": (ORDER_2, UNSEEN_2, False),
@@ -241,6 +315,11 @@ _OTHERS: Mapping[str, Callable[[Draw], Suite]] = {
     "grouped": grouped,
     "mixed": lambda draw: grouped(draw, widths=(len(ORDER_1),), name="mixed"),
     "images": images,
+    **{
+        f"commits{form}{f'-order-{order}' if order else ''}": partial(commits, bare=bool(form), order=order)
+        for form in ("", "-bare")
+        for order in range(3)
+    },
 }
 SUITES = (*_SEQUENCES, *_OTHERS)
 

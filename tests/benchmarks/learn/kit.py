@@ -143,7 +143,7 @@ def context_of(learner: Learner, **fields: Any) -> BaselineContext:
     settings = fields.pop("settings", None) or Settings(
         source={"jsonl": {"path": "s"}}, seed=fields.pop("seed", 0), holdout={"records_per_regime": 40}
     )
-    return BaselineContext(**{"learner": learner, "settings": settings, "slots": [0, 1], "records": 12, **fields})
+    return BaselineContext(**{"learner": learner, "settings": settings, "slots": [[0], [1]], "records": 12, **fields})
 
 
 def loss_on(learner: Learner, examples: tuple[Example, ...]) -> float:

@@ -49,7 +49,9 @@ def test_each_segment_enters_its_regime(make_learner: MakeLearner, monkeypatch: 
     adaptation: Any = SimpleNamespace(enter=lambda shift, examples: entered.append((shift, len(examples))))
     learner = make_learner(preset="streamlearn")
     settings = Settings(source={"jsonl": {"path": "s"}}, probe={"warmup_tokens": len(ONE[0]) + 1})
-    oracle = OracleRegimes(context_of(learner, adaptation=adaptation, settings=settings, slots=[0, 1, 0]))
+    oracle = OracleRegimes(
+        context_of(learner, adaptation=adaptation, settings=settings, slots=[[0] * 3, [1] * 3, [0] * 3])
+    )
     slots: list[list[int]] = []
     monkeypatch.setattr(learner, "step", lambda examples, chosen: slots.append(chosen))
     for segment, examples in enumerate((ONE, TWO, ONE)):
@@ -62,6 +64,27 @@ def test_each_segment_enters_its_regime(make_learner: MakeLearner, monkeypatch: 
     ]
     assert [number for _, number in entered] == [2, 2, 2]
     assert slots == [[0] * 3, [1] * 3, [0] * 3]
+
+
+def test_records_of_a_mixture_are_trained_in_their_own_regimes(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regime is entered once, and probed with its own records."""
+    entered: list[tuple[Shift, list[Example]]] = []
+    adaptation: Any = SimpleNamespace(enter=lambda shift, examples: entered.append((shift, examples)))
+    learner = make_learner(preset="lora")
+    settings = Settings(source={"jsonl": {"path": "s"}}, probe={"warmup_tokens": 100})
+    regimes = [[1, 0, 1], [0, 1, 2]]
+    oracle = OracleRegimes(context_of(learner, adaptation=adaptation, settings=settings, slots=regimes))
+    slots: list[list[int]] = []
+    monkeypatch.setattr(learner, "step", lambda examples, chosen: slots.append(chosen))
+    for segment, examples in enumerate((ONE, TWO)):
+        oracle.begin(segment, examples)
+        oracle.step(examples[:2])
+        oracle.step(examples[2:])
+    assert [(shift.slot, shift.known) for shift, _ in entered] == [(1, False), (0, False), (2, False)]
+    assert [examples for _, examples in entered] == [[ONE[0], ONE[2]], [ONE[1]], [TWO[2]]]
+    assert slots == [[1, 0], [1], [0, 1], [2]]
 
 
 def test_the_sample_is_uniform() -> None:

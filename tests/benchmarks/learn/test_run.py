@@ -17,6 +17,7 @@ from benchmarks.learn.run import (
     blind_answers,
     run_method,
 )
+from benchmarks.learn.scores import stream_scores
 from benchmarks.learn.suites import Draw, Suite, TaskSegment, sequential
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
@@ -59,6 +60,26 @@ def test_every_method_gives_all_results(suite: Suite, tiny_profile: Profile, nam
         assert (answers["after"] is None) == (task == UNSEEN or method.shuffled)
         assert answers["metric"] == "exact_match"
     assert set(result["answers"]) == {*TASKS, UNSEEN}
+
+
+@pytest.mark.parametrize("name", ["streamlearn", "lora-per-task", "er", "joint"])
+def test_a_mixture_may_be_scored_by_its_losses_only(suite: Suite, tiny_profile: Profile, name: str) -> None:
+    """Tasks are mixed in two segments and scored after each; no answer is decoded."""
+    rows = [row for records in zip(*(segment.records for segment in suite.segments), strict=True) for row in records]
+    halves = (tuple(rows[:18]), tuple(rows[18:]))
+    segments = tuple(TaskSegment(TASKS, half) for half in halves)
+    tasks = {task: suite.tasks[task] for task in TASKS}
+    uncut = Suite("uncut", segments, tasks, uncut=True, answered=False)
+    result = run_method(uncut, name, METHODS[name], 0, tiny_profile)
+    assert [list(row) for row in result["teacher"]] == [list(TASKS)] * 2
+    assert result["answers"] == {}
+    assert result["last_records"] == {"fox": 34, "dog": 35, "cat": 36}
+    found = stream_scores(result)
+    assert found["loss"] is not None
+    if name == "streamlearn":
+        assert len(result["detection"]["regimes"]) == len(rows)
+        assert 0 <= result["detection"]["nmi"] <= 1
+        assert found["regimes"] == len(set(result["detection"]["regimes"]))
 
 
 def test_a_batch_across_a_boundary_ends_the_earlier_segment() -> None:

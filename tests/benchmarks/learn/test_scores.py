@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learn.scores import WITHIN, detection_scores, sari, scores
+from benchmarks.learn.scores import (
+    WITHIN,
+    detection_scores,
+    normalized_mutual_information,
+    sari,
+    scores,
+    stream_scores,
+)
 
 
 def a_run(**changes: Any) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def run(declared: list[int], records: list[int], known: tuple[int, ...] = ()) ->
     shifts = [{"kind": "inputs", "declared_at": at, "known": at in known} for at in declared]
     shifts.append({"kind": "answers", "declared_at": 7, "known": False})
     return {
-        "segments": [{"records": number} for number in records],
+        "segments": [{"tasks": [f"t{i}"], "records": number} for i, number in enumerate(records)],
         "detection": {"shifts": [{"shift": shift} for shift in shifts]},
     }
 
@@ -93,6 +100,46 @@ def test_a_shift_within_reach_detects_one_boundary(
     """The declaration at record 1 does not count."""
     found = detection_scores(run(declared, records))
     assert (found["boundaries_found"], found["false_shifts"]) == expected
+
+
+def test_segments_of_the_same_tasks_have_no_boundary() -> None:
+    """A shift in the middle of a mixture is neither right nor false."""
+    uncut = run([1, 205], [200, 200])
+    for segment in uncut["segments"]:
+        segment["tasks"] = ["a", "b"]
+    assert set(detection_scores(uncut).values()) == {None}
+
+
+def test_losses_of_an_uncut_stream_are_weighted_by_tokens() -> None:
+    """Task a stopped; its loss was lowest after the second of three segments, and nothing was evaluated in one."""
+
+    def row(a: float, b: float) -> dict[str, dict[str, float]]:
+        return {"a": {"loss": a, "tokens": 10}, "b": {"loss": b, "tokens": 30}}
+
+    uncut = {
+        "segments": [{"tasks": ["a", "b"], "records": 20}] * 4,
+        "last_records": {"a": 60, "b": 80},
+        "teacher": [row(3.0, 3.0), row(1.0, 2.0), {}, row(2.0, 1.0)],
+        "record_losses": [3.0] * 40 + [1.0] * 40,
+        "detection": {"regimes": [1] * 30 + [3] * 50, "nmi": 0.5},
+    }
+    assert stream_scores(uncut) == {
+        "loss": pytest.approx((20 + 30) / 40),
+        "prequential_loss": 2.0,
+        "stopped": 2.0,
+        "stopped_lowest": 1.0,
+        "regimes": 2,
+        "nmi": 0.5,
+    }
+    told = stream_scores({**uncut, "last_records": {"a": 61, "b": 80}, "detection": None})
+    assert [told[name] for name in ("stopped", "stopped_lowest", "regimes", "nmi")] == [None] * 4
+
+
+@pytest.mark.parametrize(("left", "expected"), [("aabb", 1.0), ("1111", 0.0), ("xyxy", 0.0), ("1233", 0.8)])
+def test_mutual_information_is_normalized(left: str, expected: float) -> None:
+    """1 for the same partition under other names, 0 for independent ones."""
+    assert normalized_mutual_information(left, [1, 1, 2, 2]) == pytest.approx(expected)
+    assert normalized_mutual_information("aa", "bb") == 0.0
 
 
 def test_the_score_is_that_of_the_equations() -> None:

@@ -1,6 +1,7 @@
 """Suites: splits are disjoint, streams are what their names say, long records are shortened."""
 
 import gzip
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.learn.suites import (
     sequential,
     shortened,
 )
+from streamlearn.errors import UsageError
 from tests.benchmarks.learn.kit import LetterDecoder, record, task_of
 
 RECORDS, TESTS = 6, 2
@@ -90,6 +92,73 @@ def test_a_named_suite_streams_every_training_record_once(order_1: list[Path], n
     assert {len(own.scored) for own in suite.tasks.values()} == {TESTS}
     assert not {row["prompt"] for own in suite.tasks.values() for row in own.scored} & set(streamed)
     assert any("Definition" in prompt for prompt in streamed) == (name != "superni-1-bare")
+
+
+REPOSITORIES = ("a/a", "b/b", "c/c")
+
+
+@pytest.fixture
+def natural(tmp_path: Path) -> list[Path]:
+    """Commits in the order of their time: a/a stops early, b/b and c/c take turns."""
+    train = ["a/a"] * 20 + ["b/b", "c/c", "c/c"] * 20
+    for form in ("told", "bare"):
+        for split, writers in (("train", train), ("test", ["a/a", "b/b", "c/c"])):
+            rows = [
+                {
+                    "prompt": f"{form} {split} {i}\n",
+                    "completion": f"subject {i}",
+                    "meta": {"repo": repository, "time": 1000 + i},
+                }
+                for i, repository in enumerate(writers)
+            ]
+            write(tmp_path / f"commits.{form}.{split}.jsonl.gz", rows)
+    return [tmp_path]
+
+
+@pytest.mark.parametrize("split", ["development", "test"])
+def test_commits_come_in_the_order_of_their_time(natural: list[Path], split: Any) -> None:
+    """All of a repository or a draw of it, cut into segments of equal length; no scored record is trained on."""
+    for records in (100, 10):
+        suite = make_suite("commits-bare", Draw(natural, records, 50, seed=1, split=split))
+        streamed = [row for segment in suite.segments for row in segment.records]
+        places = [int(row["meta"]["id"]) for row in streamed]
+        assert places == sorted(set(places))
+        assert {segment.tasks for segment in suite.segments} == {REPOSITORIES}
+        assert len({len(segment.records) for segment in suite.segments}) <= 2
+        counts = Counter(suite.record_tasks)
+        assert max(counts.values()) <= records
+        assert sum(counts.values()) == (70 if records == 100 else 30), "every eighth record is a development record"
+        assert not {row["prompt"] for own in suite.tasks.values() for row in own.scored} & {
+            row["prompt"] for row in streamed
+        }
+        assert all("bare train" in row["prompt"] and row["completion"].startswith("subject") for row in streamed)
+    assert sum(len(own.scored) for own in suite.tasks.values()) == (10 if split == "development" else 3)
+
+
+def test_repositories_exchange_their_timelines(natural: list[Path]) -> None:
+    """With order 1, c/c is on the timeline of a/a and stops early; each keeps its own order."""
+    suite = make_suite("commits-order-1", Draw(natural, 10, 50))
+    tasks = suite.record_tasks
+    assert suite.name == "commits-order-1"
+    assert tasks[:10] == ["c/c"] * 10
+    assert set(tasks[10:]) == {"a/a", "b/b"}
+    for repository in REPOSITORIES:
+        own = [int(r["meta"]["id"]) for s in suite.segments for r in s.records if r["meta"]["task"] == repository]
+        assert own == sorted(own)
+
+
+def test_a_record_of_an_uncut_stream_has_the_regime_of_its_task(natural: list[Path]) -> None:
+    """One slot for each repository, not for each segment."""
+    suite = make_suite("commits", Draw(natural, 10, 50, prompts="chat"))
+    slots, by_task = suite.regime_slots()
+    assert by_task == {"a/a": 0, "b/b": 1, "c/c": 2}
+    assert [by_task[task] for task in suite.record_tasks] == [slot for own in slots for slot in own]
+    assert all("messages" in record for segment in suite.segments for record in segment.records)
+
+
+def test_commits_need_their_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="commits"):
+        make_suite("commits", Draw([tmp_path]))
 
 
 ROWS = [f"row {i}" for i in range(200)]

@@ -15,7 +15,7 @@ from tests.fuzz import records as fuzz_records
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared/data"
-FOLDERS = [DATA / "superni", DATA / "trace", DATA / "images"]
+FOLDERS = [DATA / "superni", DATA / "trace", DATA / "images", DATA / "natural"]
 _watchers: list[list[str]] = []
 """Each collects the names of the files opened while it is here."""
 
