@@ -109,7 +109,7 @@ def kind_of(alarm: Shift) -> str:
 
 def sort_by_similarity(features: Sequence[Features]) -> NDArray[np.intp]:
     """Indices of records in order of the first principal component of phi."""
-    phi_ND = np.array([record.phi_D for record in features], dtype=np.float64)
+    phi_ND = np.array([record.x_D for record in features], dtype=np.float64)
     centered_ND = phi_ND - phi_ND.mean(axis=0)
     _, axes_DD = np.linalg.eigh(centered_ND.T @ centered_ND)
     return np.argsort(centered_ND @ axes_DD[:, -1], kind="stable")

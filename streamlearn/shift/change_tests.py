@@ -4,6 +4,7 @@ mean_embedding_test   the distribution of the inputs changed
 fit_drop_test         the tokens fit the regime worse: separates short inputs, which the first test misses
 token_presence_test   one token appeared or disappeared, which the other two miss
 absence_test          the segment's regime is gone, and only records of other known regimes arrive
+borrowed_test         records that were given to another known regime are not that regime's
 
 To add a test, write a function like these and list it in `WINDOW_TESTS` or `OTHER_TESTS`. The budget of false alarms is
 divided by the number of tests listed, so each gets its share as its level: the probability of an alarm at one record
@@ -66,62 +67,82 @@ class Alarm:
     """Set if a token changed. The records left the segment's regime then, however well they fit it."""
 
 
-def stack_phi(records: Iterable[RecentRecord]) -> NDArray[np.float32]:
-    """The phi of each record as one array."""
-    phi = [record.features.phi_D for record in records]
-    return np.array(phi, dtype=np.float32).reshape(len(phi), NUM_FEATURES)
+def stack_x(records: Iterable[RecentRecord]) -> NDArray[np.float32]:
+    """The x of each record as one array."""
+    x = [record.features.x_D for record in records]
+    return np.array(x, dtype=np.float32).reshape(len(x), NUM_FEATURES)
 
 
 # The distribution of a regime's records, and the chance deviation of the mean of n of them.
 #
-#     m = mean phi,  tr C = 1 - |m|^2  because |phi| = 1                                                      (1)
-#     g_k = <phi_t, phi_(t+k)> averaged over t, less |m|^2                                                    (2)
-#     f_n = 1 + 2 sum_(0 < k < n) (1 - k / n) g_k / tr C                                                      (3)
-#     nu = (tr C)^2 / tr(C^2),  tr(C^2) = <phi_s - m, phi_t - m>^2 averaged over pairs far apart              (4)
+#     |u|^2 = u^T W u,  W = ((1 - s) P + s tr P / D)^-1,  s = D / (D + N)                                     (1)
+#     tr C = |x - m|^2 averaged,  nu = (tr WC)^2 / tr (WC)^2                                                  (2)
+#     r_k = 1 - |x_t - x_(t+k)|^2 / (2 tr C), averaged over t                                                 (3)
+#     f_n = 1 + 2 sum_(0 < k < n) (1 - k / n) r_k                                                             (4)
 #
-# The mean of n consecutive records has variance tr C f_n / n, the variance of a mean of a serially dependent series;
-# independent records have f_n = 1. A stream that comes in bursts thus raises its own threshold.
+# W whitens: P is the covariance of the records within their regimes, over the N records of all regimes, and shrunk
+# while they are few (Friedman 1989). Directions in which every regime varies count little. The mean of n consecutive
+# records has variance tr C f_n / n, the variance of a mean of a serially dependent series; independent records have
+# f_n = 1. A stream that comes in bursts thus raises its own threshold. Eq. (3) is half a variogram: drifts do not bias
+# it, and as a ratio it outlives a change of W.
 
 NUM_LAGS = 32
 REFERENCE_HALVED_AT = 8192
 """Records at which all sums are halved, so that old records fade."""
-_FAR = NUM_LAGS // 2  # pairs at least this far apart count as independent in eq. (4)
-_EVERY = 4  # one record in four enters eq. (4), which costs more than all the rest
-_PRIOR_PAIRS, _PRIOR_NU = 16.0, 8.0
+_PRIOR_RECORDS, _PRIOR_NU = 16.0, 8.0
+DEPENDENT = 2.0
+
+Metric = NDArray[np.float32]
+"""The W of eq. (1), (D, D)."""
+IDENTITY: Metric = np.eye(NUM_FEATURES, dtype=np.float32)
+_NONE = np.zeros((0, NUM_FEATURES), dtype=np.float32)
+
+
+def _zeros_DD() -> NDArray[np.float32]:
+    return np.zeros((NUM_FEATURES, NUM_FEATURES), dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceDistribution:
     """The running sums of eq. (1) to (4). A value: updates return a new one."""
 
-    sum_D: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_FEATURES))
-    products_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
+    sum_D: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_FEATURES, dtype=np.float32))
+    products_DD: NDArray[np.float32] = field(default_factory=_zeros_DD)
+    """Sum of x x^T."""
+    distances_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
+    """Sums of |x_t - x_(t+k)|^2 / (2 tr C) by lag."""
     pairs_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
     num_records: float = 0.0
-    squares: float = 0.0
-    num_squares: float = 0.0
 
     @property
-    def mean(self) -> NDArray[np.float64]:
-        """The m of eq. (1)."""
-        return self.sum_D / max(self.num_records, 1.0)
+    def mean(self) -> NDArray[np.float32]:
+        """The mean x."""
+        mean_D: NDArray[np.float32] = self.sum_D / np.float32(max(self.num_records, 1.0))
+        return mean_D
 
-    def after(self, phi_D: NDArray[np.float32], following_ND: NDArray[np.float32]) -> Self:
-        """Return the sums with one more record; the records right after it are needed for eq. (2) and (4)."""
-        num = min(len(following_ND), NUM_LAGS - 1)
-        products_L, pairs_L = self.products_L.copy(), self.pairs_L.copy()
-        squares, num_squares = self.squares, self.num_squares
-        if num:
-            after_ND = following_ND[:num]
-            products = after_ND @ phi_D
-            products_L[1 : num + 1] += products
-            pairs_L[1 : num + 1] += 1.0
-            if num > _FAR and self.num_records >= _FAR and self.num_records % _EVERY == 0:
-                m_D = self.mean.astype(np.float32)
-                centered = products - phi_D @ m_D - after_ND @ m_D + m_D @ m_D
-                squares += float((centered[_FAR:] ** 2).sum())
-                num_squares += num - _FAR
-        sums = (self.sum_D + phi_D, products_L, pairs_L, self.num_records + 1.0, squares, num_squares)
+    @property
+    def scatter(self) -> NDArray[np.float32]:
+        """Sum of (x - m) (x - m)^T."""
+        scatter_DD: NDArray[np.float32] = self.products_DD - np.outer(self.sum_D, self.mean)
+        return scatter_DD
+
+    def after(self, x_D: NDArray[np.float32], following_ND: NDArray[np.float32], metric: Metric) -> Self:
+        """Return the sums with one more record; the records right after it are needed for eq. (3)."""
+        number = min(len(following_ND), NUM_LAGS - 1)
+        distances_L, pairs_L = self.distances_L, self.pairs_L
+        if number and self.num_records >= MIN_REFERENCE:
+            difference_ND = following_ND[:number] - x_D
+            squares = np.einsum("nd,nd->n", difference_ND @ metric, difference_ND)
+            distances_L, pairs_L = distances_L.copy(), pairs_L.copy()
+            distances_L[1 : number + 1] += squares / (2 * Reference(self, metric).spread)
+            pairs_L[1 : number + 1] += 1.0
+        sums = (
+            self.sum_D + x_D,
+            self.products_DD + np.outer(x_D, x_D),
+            distances_L,
+            pairs_L,
+            self.num_records + 1.0,
+        )
         halved = self.num_records + 1.0 >= REFERENCE_HALVED_AT
         return type(self)(*(total / 2 for total in sums) if halved else sums)
 
@@ -129,28 +150,75 @@ class ReferenceDistribution:
         """Return the sums over the records of both regimes."""
         return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+
+def pooled_metric(references: Sequence[ReferenceDistribution]) -> Metric:
+    """W of eq. (1)."""
+    total = sum(reference.num_records for reference in references)
+    freedom = total - len(references)
+    if freedom < 2:
+        return IDENTITY
+    pooled_DD = np.sum([reference.scatter for reference in references], axis=0, dtype=np.float64) / freedom
+    share = NUM_FEATURES / (NUM_FEATURES + total)
+    spread = max(float(np.trace(pooled_DD)) / NUM_FEATURES, 1e-9)
+    shrunk_DD = (1 - share) * pooled_DD + share * spread * np.eye(NUM_FEATURES)
+    metric: Metric = (spread * np.linalg.inv(shrunk_DD)).astype(np.float32)
+    return metric
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A regime's distribution under a metric."""
+
+    distribution: ReferenceDistribution
+    metric: Metric
+
     @property
+    def num_records(self) -> float:
+        return self.distribution.num_records
+
+    @cached_property
     def spread(self) -> float:
         """The tr C, without the bias of a mean over few records."""
-        m_D = self.mean
-        return max(1.0 - float(m_D @ m_D), 1e-6) * self.num_records / max(self.num_records - 1.0, 1.0)
+        total = float(np.vdot(self.distribution.scatter, self.metric))
+        return max(total / max(self.num_records - 1.0, 1.0), 1e-6)
 
     def inflation(self, n: int) -> float:
-        """f_n of eq. (3), at least 1; records farther apart than the lags kept count as independent."""
-        if self.num_records < NUM_LAGS:
-            return 1.0
-        m_D, spread = self.mean, self.spread
+        """f_n of eq. (4), at least 1; records farther apart than the lags kept count as independent."""
         lags = np.arange(1, min(n, NUM_LAGS))
-        lags = lags[self.pairs_L[lags] > 0]
-        covariance = self.products_L[lags] / self.pairs_L[lags] - (float(m_D @ m_D) - spread / self.num_records)
-        return max(1.0, 1.0 + 2.0 * float(((1.0 - lags / n) * covariance).sum()) / spread)
+        lags = lags[self.distribution.pairs_L[lags] > 0]
+        correlations = 1.0 - self.distribution.distances_L[lags] / self.distribution.pairs_L[lags]
+        return max(1.0, 1.0 + 2.0 * float(((1.0 - lags / n) * correlations).sum()))
 
-    @property
+    @cached_property
     def freedom(self) -> float:
-        """The nu of eq. (4), shrunk towards a prior while the regime has few records."""
-        spread = self.spread
-        squares = self.squares + _PRIOR_PAIRS * spread**2 / _PRIOR_NU
-        return max(spread**2 * (self.num_squares + _PRIOR_PAIRS) / squares, 1.0)
+        """The nu of eq. (2), without the bias of few records, and shrunk towards a prior then."""
+        n = max(self.num_records - 1.0, 1.0)
+        product_DD = (self.distribution.scatter @ self.metric) / np.float32(n)
+        squares = max(float(np.vdot(product_DD, product_DD.T)) - self.spread**2 / n, 0.0)
+        squares = (n * squares + _PRIOR_RECORDS * self.spread**2 / _PRIOR_NU) / (n + _PRIOR_RECORDS)
+        return max(self.spread**2 / squares, 1.0)
+
+    def distance(self, x_D: NDArray[np.float32]) -> float:
+        """|x - m|^2."""
+        return self._norm(x_D - self.distribution.mean)
+
+    def statistic(self, mean_D: NDArray[np.float32], n: int, before_ND: NDArray[np.float32] = _NONE) -> float:
+        """S_n of eq. (5) between the mean of n records and the regime, to whose mean the `before_ND` are added.
+
+        It is near 1 if the records are the regime's.
+        """
+        number = self.num_records + len(before_ND)
+        difference_D = mean_D - (self.distribution.sum_D + before_ND.sum(axis=0)) / np.float32(number)
+        return self._norm(difference_D) / (self.spread * (1 / n + 1 / number))
+
+    def _norm(self, difference_D: NDArray[np.float32]) -> float:
+        return float(difference_D @ self.metric @ difference_D)
+
+    def threshold(self, level: float, n: int) -> float:
+        """The quantile of eq. (6)."""
+        f = self.inflation(n)
+        nu = f**2 / ((2 * f - 1) / self.freedom + (f - 1) ** 2 / DEPENDENT)
+        return f * float(gammainccinv(nu / 2, level)) * 2 / nu
 
 
 MIN_FITS = 24
@@ -209,9 +277,9 @@ class Window:
     tokens_before: DocumentFrequency = field(default_factory=DocumentFrequency)
 
     @cached_property
-    def phi_ND(self) -> NDArray[np.float32]:  # noqa: N802  shape suffix
-        """The phi of the records."""
-        return stack_phi(self.records)
+    def x_ND(self) -> NDArray[np.float32]:  # noqa: N802  shape suffix
+        """The x of the records."""
+        return stack_x(self.records)
 
     @cached_property
     def fits(self) -> list[float]:
@@ -232,71 +300,50 @@ LOWEST_THRESHOLD = 1.5
 MIN_REFERENCE = 16
 
 
-def mean_embedding_test(window: Window, reference: ReferenceDistribution, level: float, *, n: int) -> Alarm | None:
+def mean_embedding_test(window: Window, reference: Reference, level: float, *, n: int) -> Alarm | None:
     """Test whether the distribution of the inputs changed: a two-sample test on mean embeddings.
 
         S_n = |m_n - m|^2 / (tr C f_n (1 / n + 1 / N))                                                      (5)
         S_n ~ Gamma(nu / 2, 2 / nu) under no change; alarm if S_n exceeds the quantile of the level         (6)
 
-    m_n is the mean phi of the last n records, m that of the N earlier records of the regime. The Gamma is the
+    m_n is the mean x of the last n records, m that of the N earlier records of the regime. The Gamma is the
     Satterthwaite fit to a weighted sum of chi-squares.
 
         >>> rng = np.random.default_rng(0)
-        >>> phi = rng.normal(size=(300, 256)).astype(np.float32)
-        >>> phi[200:, 0] += 8.0                                        # planted: from record 200 on
-        >>> phi /= np.linalg.norm(phi, axis=1, keepdims=True)
+        >>> x = rng.normal(size=(300, 64)).astype(np.float32)
+        >>> x[200:, 0] += 4.0                                          # planted: from record 200 on
+        >>> x /= np.linalg.norm(x, axis=1, keepdims=True)
         >>> token = np.zeros(1, np.uint16)
-        >>> records = [RecentRecord(Features(phi_D, token, 0.0), i, 0, 0.0) for i, phi_D in enumerate(phi)]
-        >>> reference = ReferenceDistribution()
+        >>> records = [RecentRecord(Features(x_D, token, 0.0), i, 0, 0.0) for i, x_D in enumerate(x)]
+        >>> distribution = ReferenceDistribution()
         >>> for t in range(100):
-        ...     reference = reference.after(phi[t], phi[t + 1 : 100])
+        ...     distribution = distribution.after(x[t], x[t + 1 : 100], IDENTITY)
+        >>> reference = Reference(distribution, pooled_metric([distribution]))
         >>> windows = {t: Window(tuple(records[t - 32 : t])) for t in range(132, 300)}
         >>> next(t for t in windows if mean_embedding_test(windows[t], reference, 1e-8, n=16)) - 200
         11
     """
-    window_ND = window.phi_ND
-    num_records = reference.num_records + len(window_ND) - n
-    if len(window_ND) < n or num_records < MIN_REFERENCE or reference.num_records < 2:
+    window_ND = window.x_ND
+    if len(window_ND) < n or reference.num_records < 2 or reference.num_records + len(window_ND) - n < MIN_REFERENCE:
         return None
-    sum_D = reference.sum_D + np.add.reduce(window_ND[:-n], axis=0)
-    mean_D = np.add.reduce(window_ND[-n:], axis=0) / np.float32(n)
-    statistic = _embedding_statistic(mean_D, sum_D / num_records, reference, n, num_records)
-    if statistic <= LOWEST_THRESHOLD or statistic <= (threshold := embedding_threshold(reference, level)):
+    statistic = reference.statistic(window_ND[-n:].mean(axis=0), n, window_ND[:-n])
+    if statistic <= LOWEST_THRESHOLD or statistic <= (threshold := reference.threshold(level, n)):
         return None
-    # The change point is the split with the largest likelihood ratio for spherical noise:
-    # argmax over s of k |mean(window[s:]) - m|^2 with k = N - s.
-    centered_ND = window_ND - reference.mean.astype(np.float32)
-    tails_ND = np.cumsum(centered_ND[::-1], axis=0)[::-1]
-    sizes = np.arange(len(window_ND), 0, -1)
-    start = int(((tails_ND**2).sum(axis=1) / sizes).argmax())
-    return Alarm(statistic, threshold, window.records[start:])
+    return Alarm(statistic, threshold, window.records[change_point(window_ND, reference) :])
 
 
-def embedding_distance(mean_D: NDArray[np.float32], n: int, reference: ReferenceDistribution) -> float:
-    """S_n between the mean of n records and a remembered regime: near 1 if the records are the regime's."""
-    return _embedding_statistic(mean_D, reference.mean, reference, n, reference.num_records)
-
-
-def embedding_threshold(reference: ReferenceDistribution, level: float) -> float:
-    """The quantile of eq. (6)."""
-    nu = reference.freedom
-    return float(gammainccinv(nu / 2, level)) * 2 / nu
-
-
-def _embedding_statistic(
-    mean_D: NDArray[np.float32], m_D: NDArray[np.float64], reference: ReferenceDistribution, n: int, num_records: float
-) -> float:
-    difference = mean_D - m_D
-    statistic = float(difference @ difference) / (reference.spread * (1 / n + 1 / num_records))
-    # f_n costs more than the rest and is at least 1.
-    return statistic / reference.inflation(n) if statistic > LOWEST_THRESHOLD else statistic
+def change_point(x_ND: NDArray[np.float32], reference: Reference) -> int:
+    """The split s with the largest likelihood ratio: the argmax of k |mean(x[s:]) - m|^2, k = N - s."""
+    tails_ND = np.cumsum((x_ND - reference.distribution.mean)[::-1], axis=0)[::-1]
+    sizes = np.arange(len(x_ND), 0, -1)
+    return int((np.einsum("nd,nd->n", tails_ND @ reference.metric, tails_ND) / sizes).argmax())
 
 
 MIN_STATISTIC = 4.0
 """A smaller T_n never raises an alarm; the quantile of the default level is larger anyway (4.9)."""
 
 
-def fit_drop_test(window: Window, _: ReferenceDistribution, level: float, *, n: int) -> Alarm | None:
+def fit_drop_test(window: Window, _: Reference, level: float, *, n: int) -> Alarm | None:
     """Test whether the records' fit to the segment's regime dropped: a t-test on their tokens.
 
         T_n = (m - mean of the last n fits) / (s sqrt(f (1 / n + 1 / N))),  f = (1 + rho) / (1 - rho)       (7)
@@ -337,7 +384,7 @@ CAUTION = 1.5
 """Bursts of records of similar length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
 
 
-def token_presence_test(window: Window, _: ReferenceDistribution, level: float) -> Alarm | None:
+def token_presence_test(window: Window, _: Reference, level: float) -> Alarm | None:
     """Test whether a rare token is now in most records, or a common one in hardly any.
 
         P(j of n | k of N) = C(n, j) B(k + j + 1/2, N - k + n - j + 1/2) / B(k + 1/2, N - k + 1/2)          (8)
@@ -432,7 +479,11 @@ class Absence:
         return replace(self, share=1 - min(recent / ABSENCE_EMA_RECORDS, 1.0), statistic=0.0)
 
 
-def absence_test(absence: Absence, others: Sequence[RecentRecord], level: float) -> Alarm | None:
+MIN_RUN = 12
+"""Records of one regime that take the segment's place: fewer do not show whether they are that regime's."""
+
+
+def absence_test(absence: Absence, others: Sequence[RecentRecord], _: Reference, level: float) -> Alarm | None:
     """Test whether the segment's regime is gone: alarm if c exceeds -log(level).
 
     The alarm has the records of the regime that is most frequent among the `others` since c left 0.
@@ -441,11 +492,34 @@ def absence_test(absence: Absence, others: Sequence[RecentRecord], level: float)
     if absence.statistic <= threshold:
         return None
     run = [record for record in others if record.ordinal >= absence.run_start]
-    [(slot, _)] = Counter(record.slot for record in run).most_common(1)
+    [(slot, number)] = Counter(record.slot for record in run).most_common(1)
+    if number < MIN_RUN:
+        return None
     return Alarm(absence.statistic, threshold, tuple(record for record in run if record.slot == slot))
 
 
-WindowTest = Callable[[Window, ReferenceDistribution, float], Alarm | None]
+BORROWED = (8, 16)
+"""Records compared by `borrowed_test`."""
+
+
+def borrowed_test(
+    _: Absence, others: Sequence[RecentRecord], reference: Reference, level: float, *, n: int
+) -> Alarm | None:
+    """Test whether records that were given to another known regime one by one are that regime's together: eq. (5).
+
+    One record of a new task may well resemble a regime; the mean of several does not.
+    """
+    own = [record for record in others if record.slot == others[-1].slot]
+    if len(own) < n or reference.num_records < MIN_REFERENCE:
+        return None
+    x_ND = stack_x(own)
+    statistic = reference.statistic(x_ND[-n:].mean(axis=0), n)
+    if statistic <= LOWEST_THRESHOLD or statistic <= (threshold := reference.threshold(level, n)):
+        return None
+    return Alarm(statistic, threshold, tuple(own[min(change_point(x_ND, reference), len(own) - n) :]))
+
+
+WindowTest = Callable[[Window, Reference, float], Alarm | None]
 """A test of the segment's own records: their window, the regime's earlier records, and the level."""
 WINDOW_TESTS: tuple[WindowTest, ...] = (
     *(partial(mean_embedding_test, n=n) for n in WINDOWS),
@@ -453,6 +527,6 @@ WINDOW_TESTS: tuple[WindowTest, ...] = (
     token_presence_test,
 )
 """In order: the first that exceeds its threshold raises the alarm."""
-OtherTest = Callable[[Absence, Sequence[RecentRecord], float], Alarm | None]
-"""A test that runs when a record of another regime arrives."""
-OTHER_TESTS: tuple[OtherTest, ...] = (absence_test,)
+OtherTest = Callable[[Absence, Sequence[RecentRecord], Reference, float], Alarm | None]
+"""A test that runs when a record of another regime arrives: that regime's earlier records are its third argument."""
+OTHER_TESTS: tuple[OtherTest, ...] = (absence_test, *(partial(borrowed_test, n=n) for n in BORROWED))

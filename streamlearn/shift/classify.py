@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift.change_tests import Alarm, RecentRecord, TokenChange, embedding_distance, embedding_threshold
+from streamlearn.shift.change_tests import Alarm, RecentRecord, TokenChange, stack_x
 from streamlearn.shift.features import COMMON, Features
 from streamlearn.shift.memory import MATURE, RegimeMemory, RegimeScores, count_buckets, log_ratios
 from streamlearn.shift.mixture import MIN_PART, begin_alike, distinctness
@@ -16,6 +16,8 @@ MARGIN = 8.0
 """Nats by which another regime must explain a record better than its own to take it."""
 MIN_FIT = -2.5
 """Deviations of the lower tail of a regime's fit below which a single record does not belong to it."""
+MIN_COMPARED = 8
+"""Records without which the mean of a regime says nothing about a single record."""
 PARENT_MARGIN = 0.25
 """Nats per bucket, in addition to `MARGIN`, by which a young regime's parent must explain a record better."""
 
@@ -29,15 +31,21 @@ def assign_record(record: Features, scores: RegimeScores, here: int, parent: int
         margin = MARGIN + PARENT_MARGIN * len(record.buckets)
     is_clear = scores.scores_R[best] - scores.scores_R[here] > margin and regimes[best].is_mature
     fits = is_clear and regimes[best].tail_fit(float(scores.log_ratios_R[best]), record) > MIN_FIT
-    return best if fits else here
+    return best if fits and _is_nearer(record, best, here, regimes) else here
+
+
+def _is_nearer(record: Features, one: int, other: int, regimes: RegimeMemory) -> bool:
+    """Whether a record lies nearer to the mean of one regime than to that of the other, as far as both are known."""
+    near, far = regimes.reference(one), regimes.reference(other)
+    if min(near.num_records, far.num_records) < MIN_COMPARED:
+        return True
+    return near.distance(record.x_D) <= far.distance(record.x_D)
 
 
 MIN_RECORDS = 5
 """Records needed to make a regime."""
-NEAR = 0.65
-"""Maximum distance of records to a regime that returns, in thresholds of the change test. Of the returns of SuperNI's
-fifteen tasks without definitions none lies above 0.61, of other tasks' records with the regime as their nearest 7 in
-10."""
+NEAR_LEVEL = 0.01
+"""Share of the returns that the change test refuses, at most: records are far from a regime from this level on."""
 DISTINCT = 0.0
 """Maximum statistic of the mixture test over the records and a regime's own, if they belong to the regime. Of the same
 returns none lies above -0.13, of other tasks' records half. Of alarms in the midst of a task, where neighbors are
@@ -97,7 +105,7 @@ def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemo
     fit = float(np.mean([profile.fit(float(score.log_ratios_R[slot]), record.features) for score, record in pairs]))
     if slot == here:
         return Classification(slot, fit > MIN_OWN_FIT, records)
-    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes, level)
+    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes)
     if explained:
         distinct = _distinctness(records, profile.exemplars)
         explained = distinct is None or distinct <= DISTINCT
@@ -119,7 +127,7 @@ def _classify_token_change(
     scores_R = np.sum([score.scores_R for score in scores], axis=0) + len(records) * np.log(agreeing_R)
     slot = int(scores_R.argmax())
     agrees = slot != here and float(agreeing_R[slot]) > COMMON
-    return Classification(slot, agrees and _is_near(records, slot, regimes, level), records)
+    return Classification(slot, agrees and _is_near(records, slot, regimes), records)
 
 
 def _unexplained(
@@ -152,13 +160,12 @@ def _score(records: Sequence[RecentRecord], regimes: RegimeMemory) -> list[Regim
     return [regimes.score(record.features, excluded) for record in records]
 
 
-def _is_near(records: Sequence[RecentRecord], slot: int, regimes: RegimeMemory, level: float) -> bool:
+def _is_near(records: Sequence[RecentRecord], slot: int, regimes: RegimeMemory) -> bool:
     """Whether the change test takes the records for the regime's, or the regime has no committed records yet."""
-    reference = regimes[slot].reference
+    reference = regimes.reference(slot)
     if reference.num_records < 2:
         return True
-    mean_D = np.mean([record.features.phi_D for record in records], axis=0)
-    return embedding_distance(mean_D, len(records), reference) < NEAR * embedding_threshold(reference, level)
+    return reference.statistic(stack_x(records).mean(axis=0), len(records)) < reference.threshold(NEAR_LEVEL, len(records))
 
 
 def _are_topics(

@@ -21,15 +21,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from streamlearn.shift.change_tests import (
+    IDENTITY,
     OTHER_TESTS,
     SIZE,
     WINDOW_TESTS,
     Absence,
     Alarm,
+    Metric,
     RecentRecord,
     Window,
     WindowTest,
-    stack_phi,
+    stack_x,
 )
 from streamlearn.shift.classify import MIN_RECORDS, Classification, assign_record, classify
 from streamlearn.shift.features import Features
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from streamlearn.settings import ShiftSettings
 
 NO_SLOT = -1
+WHITENED_EVERY = 64
+"""Records of the stream after which the metric is taken anew."""
 COOLDOWN = 4
 """Records of the segment's regime after a false alarm before its window is tested again."""
 
@@ -95,9 +99,9 @@ class Segment:
         """Begin a new segment with some of the recent records, which are its window."""
         newest = self.recent_records[-1].ordinal
         staying = [record for record in self.window.records if record not in records]
-        phi_ND = stack_phi(staying)
+        x_ND = stack_x(staying)
         for i, record in enumerate(staying):
-            regimes.commit(record, phi_ND[i + 1 :])
+            regimes.commit(record, x_ND[i + 1 :])
         regimes.calibrate()
         return Segment(
             slot=slot,
@@ -157,7 +161,7 @@ class Segment:
 def _without_oldest(window: Window, regimes: RegimeMemory) -> Window:
     """Commit the oldest record of the window."""
     oldest, *records = window.records
-    regimes.commit(oldest, stack_phi(records))
+    regimes.commit(oldest, stack_x(records))
     is_old = regimes[oldest.slot].records >= 2 * MATURE  # the fit of a young regime's records still rises
     fits_before = window.fits_before.after(oldest.fit) if is_old else window.fits_before
     return Window(tuple(records), fits_before, window.tokens_before.after(oldest.features.buckets))
@@ -171,7 +175,7 @@ def _with_other(
     if len(others) <= SIZE:
         return others
     oldest, *rest = others
-    regimes.commit(oldest, stack_phi(other for other in rest if other.slot == oldest.slot))
+    regimes.commit(oldest, stack_x(other for other in rest if other.slot == oldest.slot))
     return tuple(rest)
 
 
@@ -241,6 +245,7 @@ class DetectorState:
     regimes: Profiles = ()
     next_number: int = 1
     """Number of the next new regime."""
+    metric: Metric = field(default_factory=IDENTITY.copy)
     refusals: tuple[Refusal, ...] = ()
     """Refusals that were decided after records which a replay has yet to read."""
 
@@ -262,7 +267,7 @@ class InputShiftDetector:
     def load(self, state: DetectorState) -> None:
         """Continue from a state."""
         self.ordinal, self._num_shifts, self.segment = state.ordinal, state.num_shifts, state.segment
-        self.regimes = RegimeMemory(self._settings.max_regimes, state.regimes, state.next_number)
+        self.regimes = RegimeMemory(self._settings.max_regimes, state.regimes, state.next_number, state.metric)
         self._refusals = state.refusals
 
     @property
@@ -270,12 +275,20 @@ class InputShiftDetector:
         """The present state; nothing is copied."""
         memory = self.regimes
         return DetectorState(
-            self.ordinal, self._num_shifts, self.segment, memory.profiles, memory.next_number, self._refusals
+            self.ordinal,
+            self._num_shifts,
+            self.segment,
+            memory.profiles,
+            memory.next_number,
+            memory.metric,
+            self._refusals,
         )
 
     def update(self, features: Features, protected: Collection[int]) -> AssignedRecord:
         """Assign the next record. Slots in `protected` are not freed for a new regime."""
         self.ordinal += 1
+        if self.ordinal % WHITENED_EVERY == 0:
+            self.regimes.whiten()
         if self.segment.slot == NO_SLOT:
             return self._begin(features)
         scores = self.regimes.score(features)
@@ -335,11 +348,12 @@ class InputShiftDetector:
         """Test for the end of the segment: the first test that exceeds its threshold raises the alarm."""
         segment = self.segment
         if record.slot != segment.slot:
-            others = (test(segment.absence, segment.others, self._level) for test in OTHER_TESTS)
+            other = self.regimes.reference(record.slot)
+            others = (test(segment.absence, segment.others, other, self._level) for test in OTHER_TESTS)
             return next((alarm for alarm in others if alarm), None)
         if not self._settings.enabled or segment.cooldown or segment.num_records < self._settings.min_dwell_records:
             return None
-        reference = self.regimes[segment.slot].reference
+        reference = self.regimes.reference(segment.slot)
         alarms = (test(segment.window, reference, self._level) for test in self._tests)
         return next((alarm for alarm in alarms if alarm), None)
 

@@ -1,19 +1,20 @@
-"""Features of a record's input: a random Fourier embedding and hashed tokens. Label tokens are left out.
+"""Features of a record's input: the mean of its tokens in a table of vectors, and hashed tokens. Labels are left out.
 
-    x = sum_t E[t] / |sum_t E[t]|,  phi(x) = sqrt(2/D) (cos w_i x, sin w_i x), i = 1 .. D/2                 (1)
+    x = sum_t E[t] / |sum_t E[t]|                                                                           (1)
     b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
 
-phi holds D random Fourier features (Rahimi & Recht 2007) of the mean embedding x. |phi| = 1, and the mean of phi over
-records is a kernel mean embedding of their distribution (Gretton et al. 2012), which the change test compares. x has
-unit length, so no bandwidth is fitted to the stream: the kernel's width is sqrt(2), the distance of unrelated inputs.
+E is the backbone's own table of token embeddings, projected (`token_table`), so inputs that mean alike lie near each
+other in other words, too. A tokenizer alone has no such table; its tokens get random vectors. What the frozen layers
+make of a prompt separates tasks no better than the table does, once both are whitened (`change_tests`, eq. 1).
 
 The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
 where instructions usually are, and by evenly spaced tokens between them.
 """
-# Shape suffixes: B buckets, E embedding, D features, T tokens.
+# Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of the backbone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,9 @@ from numpy.typing import NDArray
 from streamlearn.stream.record import IGNORED, Example, Prompt, RecordImage
 
 NUM_BUCKETS = 4096
-NUM_FEATURES = 256
-EMBEDDING = 64
+NUM_FEATURES = 128
 HEAD, BETWEEN, TAIL = 96, 96, 64
 """Maximum tokens used: from the beginning, the middle and the end."""
-KERNEL_WIDTH = 2**0.5
 FIRST, LAST = 2, 3
 """Tokens that are also hashed with their position: at the beginning and at the end."""
 _GOLDEN = 0x9E3779B1  # 2^32 / golden ratio: neighbors land far apart
@@ -40,7 +39,7 @@ HALVED_AT = 4096.0
 class Features:
     """A record's features."""
 
-    phi_D: NDArray[np.float32]
+    x_D: NDArray[np.float32]
     """Eq. (1)."""
     buckets: NDArray[np.uint16]
     """Eq. (2)."""
@@ -48,14 +47,31 @@ class Features:
     """Natural logarithm of the number of tokens."""
 
 
-class Featurizer:
-    """A function from input tokens to features. It depends on the seed only."""
+def token_table(weights_VW: NDArray[np.floating[Any]], seed: int) -> NDArray[np.float16]:
+    """Project a backbone's token embeddings to unit vectors of `NUM_FEATURES` numbers, (V, D).
 
-    def __init__(self, seed: int) -> None:
-        rng = np.random.default_rng([seed, 0x5168])
-        self._embedding_BE = rng.standard_normal((NUM_BUCKETS, EMBEDDING), dtype=np.float32)
-        directions = rng.standard_normal((EMBEDDING, NUM_FEATURES // 2), dtype=np.float32)
-        self._directions_ED = directions / np.float32(KERNEL_WIDTH)
+    Dimensions are standardized before, since a few of them are huge in many backbones. A random projection keeps
+    distances (Johnson & Lindenstrauss 1984).
+    """
+    width = weights_VW.shape[1]
+    mean_W, scale_W = weights_VW.mean(axis=0), weights_VW.std(axis=0) + 1e-12
+    projection_WD = _generator(seed).standard_normal((width, NUM_FEATURES), dtype=np.float32) / scale_W[:, None]
+    table_VD = weights_VW @ projection_WD - mean_W @ projection_WD
+    return (table_VD / np.maximum(np.linalg.norm(table_VD, axis=1, keepdims=True), 1e-6)).astype(np.float16)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, 0x5168])
+
+
+class Featurizer:
+    """A function from input tokens to features. It depends on the table, and on the seed for tokens without a vector."""
+
+    def __init__(self, seed: int, table_VD: NDArray[np.float16] | None = None) -> None:
+        """`table_VD`: see `token_table`; None: all tokens get random vectors."""
+        random_BD = _generator(seed).standard_normal((NUM_BUCKETS, NUM_FEATURES), dtype=np.float32)
+        self._random_BD = random_BD / np.linalg.norm(random_BD, axis=1, keepdims=True)
+        self._table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD
 
     def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
         """Features of one input, which must not be empty."""
@@ -66,10 +82,15 @@ class Featurizer:
             middle_T = tokens_T[HEAD + np.arange(BETWEEN) * (length - HEAD - TAIL) // BETWEEN]
             tokens_T = np.concatenate([tokens_T[:HEAD], middle_T, tokens_T[-TAIL:]])
         unigrams = (tokens_T % NUM_BUCKETS).astype(np.uint16)
-        sum_E = np.add.reduce(self._embedding_BE.take(unigrams, axis=0), axis=0)
-        angles = sum_E @ self._directions_ED / np.sqrt(sum_E @ sum_E)
-        phi_D = np.concatenate([np.cos(angles), np.sin(angles)]) * np.float32((2 / NUM_FEATURES) ** 0.5)
-        return Features(phi_D, np.concatenate([unigrams, np.array(edges, dtype=np.uint16)]), float(np.log(length)))
+        sum_D = self._sum(tokens_T, unigrams)
+        x_D = sum_D / np.maximum(np.sqrt(sum_D @ sum_D), np.float32(1e-6))
+        return Features(x_D, np.concatenate([unigrams, np.array(edges, dtype=np.uint16)]), float(np.log(length)))
+
+    def _sum(self, tokens_T: NDArray[np.int32], unigrams: NDArray[np.uint16]) -> NDArray[np.float32]:
+        """Sum of the tokens' vectors; visual words, and tokens beyond the table, have random ones."""
+        has_vector_T = (tokens_T >= 0) & (tokens_T < len(self._table_VD))
+        sum_D: NDArray[np.float32] = self._table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
+        return sum_D + self._random_BD[unigrams[~has_vector_T]].sum(axis=0)
 
 
 def input_of(example: Example) -> NDArray[np.int32]:

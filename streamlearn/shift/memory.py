@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift.change_tests import RecentRecord, ReferenceDistribution, embedding_distance
+from streamlearn.shift.change_tests import IDENTITY, Metric, RecentRecord, Reference, ReferenceDistribution, pooled_metric
 from streamlearn.shift.features import COMMON, NUM_BUCKETS, DocumentFrequency, Features
 from streamlearn.shift.mixture import MIN_TESTED
 
@@ -167,14 +167,16 @@ class RegimeProfile:
         profile = replace(self, counts_B=counts_B, token_frequency=self.token_frequency.without(record.buckets))
         return profile._with_scalars(record.buckets, record.log_length, -1)
 
-    def committed(self, record: Features, ordinal: int, following_ND: NDArray[np.float32]) -> "RegimeProfile":
+    def committed(
+        self, record: Features, ordinal: int, following_ND: NDArray[np.float32], metric: Metric
+    ) -> "RegimeProfile":
         """Add the record to the reference distribution for good, and maybe to the sample, which stays uniform."""
         place, kept = len(self.sample), list(self.sample)
         if place == NUM_SAMPLED:
             place = ((self.number << 32) + self.records) * _MIX % (1 << 64) * max(self.records, 1) >> 64
         if place < NUM_SAMPLED:
             kept[place : place + 1] = [SampledRecord(record.buckets, record.log_length, ordinal)]
-        return replace(self, reference=self.reference.after(record.phi_D, following_ND), sample=tuple(kept))
+        return replace(self, reference=self.reference.after(record.x_D, following_ND, metric), sample=tuple(kept))
 
     @property
     def exemplars(self) -> tuple[NDArray[np.uint16], ...]:
@@ -289,8 +291,12 @@ Profiles = tuple[RegimeProfile | None, ...]
 class RegimeMemory:
     """Profiles by slot; the lowest free slot is taken first."""
 
-    def __init__(self, max_regimes: int, profiles: Profiles = (), next_number: int = 1) -> None:
+    def __init__(
+        self, max_regimes: int, profiles: Profiles = (), next_number: int = 1, metric: Metric = IDENTITY
+    ) -> None:
         self._max_regimes = max_regimes
+        self.metric = metric
+        """The W of `change_tests`, eq. (1), as of the last `whiten`."""
         self._counts_RB = np.zeros((max_regimes, NUM_BUCKETS), dtype=np.float32)
         self._columns = np.zeros((3, max_regimes), dtype=np.float32)  # tokens, length mean, length deviation
         self._profiles: list[RegimeProfile | None] = []
@@ -322,6 +328,14 @@ class RegimeMemory:
     def occupied(self) -> list[int]:
         """Slots that have a regime, in order."""
         return [slot for slot, profile in enumerate(self._profiles) if profile is not None]
+
+    def reference(self, slot: int) -> Reference:
+        """The distribution of a regime's records."""
+        return Reference(self[slot].reference, self.metric)
+
+    def whiten(self) -> None:
+        """Take the metric from what is remembered now."""
+        self.metric = pooled_metric([self[slot].reference for slot in self.occupied])
 
     def log_ratios(self, buckets: NDArray[np.uint16], excluded: Excluded | None = None) -> NDArray[np.float32]:
         """Eq. (3) under every regime."""
@@ -377,8 +391,8 @@ class RegimeMemory:
             self.add(new, record.features, record.ordinal)
 
     def commit(self, record: RecentRecord, following_ND: NDArray[np.float32]) -> None:
-        """Commit a record to the profile in its slot; `following_ND` are the phi of the regime's records after it."""
-        profile = self[record.slot].committed(record.features, record.ordinal, following_ND)
+        """Commit a record to the profile in its slot; `following_ND` are the x of the regime's records after it."""
+        profile = self[record.slot].committed(record.features, record.ordinal, following_ND, self.metric)
         self._profiles[record.slot] = profile
         if profile.reference.num_records in CALIBRATED_AT:
             self.calibrate([record.slot])
@@ -454,11 +468,10 @@ class RegimeMemory:
         best: tuple[float, int, int] = (INDISTINGUISHABLE, -1, -1)
         for i, one in enumerate(candidates):
             for other in candidates[i + 1 :]:
-                a, b = self[one].reference, self[other].reference
+                a, b = self.reference(one), self[other].reference
                 if min(a.num_records, b.num_records) < 2:
                     continue
-                distance = embedding_distance(b.mean.astype(np.float32), int(b.num_records), a)
-                best = min(best, (distance, one, other))
+                best = min(best, (a.statistic(b.mean, int(b.num_records)), one, other))
         if best[1] < 0:
             return None
         one, other = sorted(best[1:], key=lambda slot: self[slot].number)

@@ -110,9 +110,11 @@ KeptAt = Callable[[int], Collection[int]]
 class Monitor:
     """Reads batches ahead of the learner and assigns their records to regimes."""
 
-    def __init__(self, settings: "ShiftSettings", seed: int, *, tests: Sequence[WindowTest] = WINDOW_TESTS) -> None:
+    def __init__(
+        self, settings: "ShiftSettings", featurizer: Featurizer, *, tests: Sequence[WindowTest] = WINDOW_TESTS
+    ) -> None:
         self._settings = settings
-        self._featurizer = Featurizer(seed)
+        self._featurizer = featurizer
         self._detector = InputShiftDetector(settings, tests=tests)
         self._classifier: tuple[DetectorState, RequestClassifier] | None = None
         self.load(MonitorState())
