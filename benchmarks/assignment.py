@@ -45,6 +45,7 @@ from benchmarks.streams import (
     read_folder,
     read_others,
     run_monitor,
+    text_featurizer,
     to_tasks,
 )
 from streamlearn.settings import ServeSettings, ShiftSettings
@@ -104,7 +105,7 @@ def _measure_mixture(
         if not passes.get(producer):
             passes[producer] = rng.permutation(len(examples)).tolist()
         stream.append(examples[passes[producer].pop()])
-    return mixture_metrics(order, run_monitor(Monitor(ShiftSettings(), seed=0), stream))
+    return mixture_metrics(order, run_monitor(Monitor(ShiftSettings(), text_featurizer()), stream))
 
 
 def turns(rng: np.random.Generator, producers: int, length: int, num_records: int) -> list[int]:
@@ -184,9 +185,9 @@ def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[st
         for number, draws in DRAWS.items():
             for draw in range(draws if number < len(tasks) else 0):
                 rng = np.random.default_rng([0xAB, number, draw])
-                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng)
+                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng, backbone)
                 scores[f"{number}"] = scores[f"{number}"] + drawn if draw else drawn
-        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]))
+        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]), backbone)
         result[prompt] = {name: outcome.metrics(level) for name, outcome in scores.items()}
     result["setting"] = {
         "level": level,
@@ -197,7 +198,13 @@ def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[st
     return result
 
 
-def classify(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: np.random.Generator) -> RequestScores:
+def classify(
+    tasks: Sequence[Task],
+    chosen: Sequence[int],
+    prompt: Prompt,
+    rng: np.random.Generator,
+    backbone: Path | None = None,
+) -> RequestScores:
     """Let a monitor read the chosen tasks, and classify requests of all."""
     stream: list[Example] = []
     known: list[Example] = []
@@ -213,7 +220,7 @@ def classify(tasks: Sequence[Task], chosen: Sequence[int], prompt: Prompt, rng: 
         if number not in chosen
         for i in rng.permutation(len(task.examples[prompt]))[:UNKNOWN_RECORDS].tolist()
     ]
-    monitor = Monitor(ShiftSettings(max_regimes=256), seed=0)
+    monitor = Monitor(ShiftSettings(max_regimes=256), text_featurizer(backbone))
     run_monitor(monitor, stream)
     monitor.trained = monitor.state
     started = time.process_time()

@@ -52,6 +52,7 @@ from benchmarks.streams import (
     read_folder,
     read_others,
     run_monitor,
+    text_featurizer,
     to_tasks,
 )
 from streamlearn.settings import ShiftSettings, StreamSettings
@@ -221,7 +222,9 @@ def _without_window(n: int) -> list[WindowTest]:
 
 
 def _with_monitor(settings: ShiftSettings, tests: Sequence[WindowTest]) -> Run:
-    return lambda stream, tasks: run_monitor(Monitor(settings, seed=0, tests=tests), list(stream.examples(tasks)))
+    return lambda stream, tasks: run_monitor(
+        Monitor(settings, text_featurizer(), tests=tests), list(stream.examples(tasks))
+    )
 
 
 def _dummy(declares: Callable[[int], bool]) -> Run:

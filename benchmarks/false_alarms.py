@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import chi2
 
-from benchmarks.streams import PROMPTS, Stream, StreamMaker, Task
+from benchmarks.streams import PROMPTS, Stream, StreamMaker, Task, text_featurizer
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import InputShiftDetector, Shift
-from streamlearn.shift.features import Features, Featurizer, input_of
+from streamlearn.shift.features import Features, input_of
 
 NUM_BOUNDARIES = 100
 NUM_TOPICS = 8
@@ -77,11 +77,10 @@ def boundary_streams(tasks: Sequence[Task], seeds: int) -> list[tuple[Stream, li
 def measure_level(tasks: Sequence[Task], target: float, records: int, stream_records: int) -> dict[str, Any]:
     """False alarms of every order in `records` records, with `target` false alarms per million configured."""
     kinds: dict[str, Counter[str]] = {name: Counter() for name in ORDERS}
-    featurizer = Featurizer(0)
     streams = -(-records // stream_records)
     for number in range(streams):
         task, prompt = tasks[number // len(PROMPTS) % len(tasks)], PROMPTS[number % len(PROMPTS)]
-        features = [featurizer.featurize(input_of(example)) for example in task.examples[prompt]]
+        features = [text_featurizer().featurize(input_of(example)) for example in task.examples[prompt]]
         by_similarity = sort_by_similarity(features)
         for name, order in ORDERS.items():
             drawn = order(np.random.default_rng([number, 0xFA]), stream_records, by_similarity)

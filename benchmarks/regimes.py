@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.daemon import without_http
 from benchmarks.data import read_texts, to_lines, to_record
 from benchmarks.measuring import OTHERS, command, grid, parser, resident_mib, show
-from benchmarks.streams import BATCH_RECORDS, text_decoder
+from benchmarks.streams import BATCH_RECORDS, text_decoder, text_featurizer
 from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.adapters.tuner import attach
 from streamlearn.backbone.load import load, outline
@@ -104,11 +104,11 @@ class TwoRounds:
         }
 
 
-def measure_returns(drawn: TwoRounds) -> dict[str, Any]:
+def measure_returns(drawn: TwoRounds, backbone: Path | None = None) -> dict[str, Any]:
     """Assign the records of both rounds by their inputs; JSON-ready."""
-    decoder = text_decoder()
+    decoder = text_decoder(backbone)
     tasks = len(drawn.segments) // 2
-    monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), seed=0)
+    monitor = Monitor(ShiftSettings(max_regimes=tasks + tasks // 4), text_featurizer(backbone))
     regimes = list(_regimes(monitor, [decoder.decode_value(record) for record in drawn.stream]))
     return {"records": drawn.records, "regimes": len(set(regimes)), **drawn.returns(regimes)}
 
@@ -314,7 +314,9 @@ def main() -> None:
     given = options.parse_args()
     draw = partial(TwoRounds.draw, given.others, tasks=given.tasks, seed=given.seed)
     if given.returns:
-        measured = [measure_returns(draw(records=records, bare=given.bare)) for records in given.returns]
+        measured = [
+            measure_returns(draw(records=records, bare=given.bare), given.backbone) for records in given.returns
+        ]
         prompts = "bare" if given.bare else "definitions"
         result = {"tasks": given.tasks, "seed": given.seed, "prompts": prompts, "returns": measured}
         show(result, grid({f"{row['records']}": row for row in measured}, COLUMNS, "records"), as_json=given.json)

@@ -16,6 +16,7 @@ import gzip
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -25,10 +26,11 @@ import orjson
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.data import Row, read_texts, to_record
-from streamlearn.backbone.load import load_tokenizer, outline
+from streamlearn.backbone.load import load, load_tokenizer, outline
 from streamlearn.errors import UsageError
 from streamlearn.settings import BackboneSettings, StreamSettings
 from streamlearn.shift.detector import Shift
+from streamlearn.shift.features import Featurizer
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch, Example
@@ -89,6 +91,13 @@ def text_decoder(backbone: Path | None = None, stream: StreamSettings | None = N
     """Return the decoder of the backbone in a folder, or of the bundled one."""
     shape = outline(BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve())))
     return Decoder(load_tokenizer(shape), stream or StreamSettings(), shape.config.get_text_config().vocab_size)
+
+
+@cache
+def text_featurizer(backbone: Path | None = None) -> Featurizer:
+    """Return the featurizer of the same backbone."""
+    settings = BackboneSettings() if backbone is None else BackboneSettings(model=str(backbone.resolve()))
+    return Featurizer(0, load(settings, outline(settings)).token_vectors)
 
 
 def read_folder(folder: Path, limit: int | None = None) -> dict[str, list[Row]]:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
@@ -27,6 +30,7 @@ from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.settings import BackboneSettings
+from streamlearn.shift.features import projection
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ class Backbone:
     device: torch.device
     identity: Mapping[str, str]
     """Model, revision, and the digest of its files."""
+    token_vectors: NDArray[np.float16]
+    """See `token_vectors`."""
 
     @property
     def vocab_size(self) -> int:
@@ -285,6 +291,7 @@ def load(
     if settings.quantization != "none":
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
+    vectors = token_vectors(model.get_input_embeddings().weight)  # before they are divided
     if mesh is not None:
         from streamlearn.backbone.shard import shard  # noqa: PLC0415  only a divided backbone needs it
 
@@ -295,7 +302,25 @@ def load(
         _measure(settings, model)
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
-    return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape))
+    return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape), vectors)
+
+
+CHUNK = 8192
+"""Rows of the embeddings that are converted at a time."""
+
+
+@torch.no_grad()
+def token_vectors(weight_VW: Tensor) -> NDArray[np.float16]:
+    """Project a backbone's token embeddings to unit vectors, the features of shift detection, (V, D).
+
+    Dimensions are standardized before, since a few of them are huge in many backbones.
+    """
+    sample = weight_VW[:CHUNK].float()
+    mean_W, scale_W = sample.mean(dim=0), sample.std(dim=0).clamp(min=1e-12)
+    projection_WD = torch.from_numpy(projection(weight_VW.shape[1])).to(weight_VW.device) / scale_W[:, None]
+    chunks = [F.normalize((chunk.float() - mean_W) @ projection_WD, dim=1) for chunk in weight_VW.split(CHUNK)]
+    vectors: NDArray[np.float16] = torch.cat([chunk.half().cpu() for chunk in chunks]).numpy()
+    return vectors
 
 
 def _measure(settings: BackboneSettings, model: Any) -> None:

@@ -77,7 +77,8 @@ class Model:
 
             self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
         self.decoder = decoder_of(settings, self.backbone)
-        self.adaptation = Regimes(self.learner, settings, self.decoder.with_images)
+        vectors = self.backbone.token_vectors
+        self.adaptation = Regimes(self.learner, settings, self.decoder.with_images, vectors)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 

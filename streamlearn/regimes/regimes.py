@@ -38,7 +38,7 @@ from streamlearn.regimes.route import (
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
-from streamlearn.shift.features import input_of
+from streamlearn.shift.features import Featurizer, input_of
 from streamlearn.shift.monitor import AssignedBatch, Monitor
 from streamlearn.status import AdaptationStatus, Requested, ShiftStatus
 from streamlearn.stream.record import Batch, Example
@@ -55,13 +55,22 @@ _log = get_logger("shift")
 class Regimes:
     """Owner of everything kept about regimes besides the weights. Only the thread that owns the model calls it."""
 
-    def __init__(self, learner: Learner, settings: Settings, with_images: Callable[[Example, Any], Example]) -> None:
-        """`with_images` rebuilds an example's images from the bytes that a snapshot keeps."""
+    def __init__(
+        self,
+        learner: Learner,
+        settings: Settings,
+        with_images: Callable[[Example, Any], Example],
+        token_vectors: NDArray[np.float16] | None = None,
+    ) -> None:
+        """Build it; `with_images` rebuilds an example's images from the bytes that a snapshot keeps.
+
+        `token_vectors`: see `Featurizer`.
+        """
         self._learner = learner
         self._settings = settings
         self._with_images = with_images
         self.state = RegimesState()
-        self.monitor = Monitor(settings.shift, settings.seed)
+        self.monitor = Monitor(settings.shift, Featurizer(settings.seed, token_vectors))
         self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)

@@ -15,7 +15,7 @@ of a stream that does not change. A test that needs a statistic of the whole seg
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Self
 
@@ -75,43 +75,45 @@ def stack_x(records: Iterable[RecentRecord]) -> NDArray[np.float32]:
 
 # The distribution of a regime's records, and the chance deviation of the mean of n of them.
 #
-#     |u|^2 = u^T W u,  W = ((1 - s) P + s tr P / D)^-1,  s = D / (D + N)                                     (1)
+#     |u|^2 = u^T W u,  W = ((1 - s) P + s tr(P) / D)^-1,  s = D / (D + N)                                    (1)
 #     tr C = |x - m|^2 averaged,  nu = (tr WC)^2 / tr (WC)^2                                                  (2)
-#     r_k = 1 - |x_t - x_(t+k)|^2 / (2 tr C), averaged over t                                                 (3)
-#     f_n = 1 + 2 sum_(0 < k < n) (1 - k / n) r_k                                                             (4)
+#     f = mean of S,  nu_S = 2 f^2 / variance of S,  over the regime's own blocks of n records                (3)
 #
 # W whitens: P is the covariance of the records within their regimes, over the N records of all regimes, and shrunk
-# while they are few (Friedman 1989). Directions in which every regime varies count little. The mean of n consecutive
-# records has variance tr C f_n / n, the variance of a mean of a serially dependent series; independent records have
-# f_n = 1. A stream that comes in bursts thus raises its own threshold. Eq. (3) is half a variogram: drifts do not bias
-# it, and as a ratio it outlives a change of W.
+# while they are few (Friedman 1989). Directions in which every regime varies count little.
+#
+# Independent records have f = 1 and nu_S = nu, which is the prior of eq. (3), at the weight of four blocks. Records of
+# one topic or conversation come in runs, so means of n deviate more, and in few directions: f rises and nu_S falls, and
+# both raise the threshold. It is the variance by batch means of a serially dependent series (Conway 1963).
 
-NUM_LAGS = 32
+BLOCK = WINDOWS[0]
 REFERENCE_HALVED_AT = 8192
 """Records at which all sums are halved, so that old records fade."""
-_PRIOR_RECORDS, _PRIOR_NU = 16.0, 8.0
-DEPENDENT = 2.0
+_PRIOR_RECORDS, _PRIOR_NU, _PRIOR_BLOCKS = 16.0, 8.0, 4.0
 
 Metric = NDArray[np.float32]
 """The W of eq. (1), (D, D)."""
 IDENTITY: Metric = np.eye(NUM_FEATURES, dtype=np.float32)
-_NONE = np.zeros((0, NUM_FEATURES), dtype=np.float32)
+_FIRST = np.array([[1.0], [0.0]], dtype=np.float32)
 
 
-def _zeros_DD() -> NDArray[np.float32]:
-    return np.zeros((NUM_FEATURES, NUM_FEATURES), dtype=np.float32)
+def _zeros(*shape: int) -> NDArray[np.float32]:
+    return np.zeros((*shape, NUM_FEATURES), dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceDistribution:
-    """The running sums of eq. (1) to (4). A value: updates return a new one."""
+    """The running sums of eq. (1) to (3). A value: updates return a new one."""
 
-    sum_D: NDArray[np.float32] = field(default_factory=lambda: np.zeros(NUM_FEATURES, dtype=np.float32))
-    products_DD: NDArray[np.float32] = field(default_factory=_zeros_DD)
+    sum_D: NDArray[np.float32] = field(default_factory=_zeros)
+    products_DD: NDArray[np.float32] = field(default_factory=partial(_zeros, NUM_FEATURES))
     """Sum of x x^T."""
-    distances_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
-    """Sums of |x_t - x_(t+k)|^2 / (2 tr C) by lag."""
-    pairs_L: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LAGS))
+    block_2D: NDArray[np.float32] = field(default_factory=partial(_zeros, 2))
+    """Sums over the block of `BLOCK` records that fills, and over the one before it."""
+    block_sizes: tuple[int, int] = (0, 0)
+    """Records of both."""
+    moments_W3: NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(WINDOWS), 3)))
+    """By size of window: number of blocks, sum of S and of S^2."""
     num_records: float = 0.0
 
     @property
@@ -126,29 +128,50 @@ class ReferenceDistribution:
         scatter_DD: NDArray[np.float32] = self.products_DD - np.outer(self.sum_D, self.mean)
         return scatter_DD
 
-    def after(self, x_D: NDArray[np.float32], following_ND: NDArray[np.float32], metric: Metric) -> Self:
-        """Return the sums with one more record; the records right after it are needed for eq. (3)."""
-        number = min(len(following_ND), NUM_LAGS - 1)
-        distances_L, pairs_L = self.distances_L, self.pairs_L
-        if number and self.num_records >= MIN_REFERENCE:
-            difference_ND = following_ND[:number] - x_D
-            squares = np.einsum("nd,nd->n", difference_ND @ metric, difference_ND)
-            distances_L, pairs_L = distances_L.copy(), pairs_L.copy()
-            distances_L[1 : number + 1] += squares / (2 * Reference(self, metric).spread)
-            pairs_L[1 : number + 1] += 1.0
-        sums = (
-            self.sum_D + x_D,
-            self.products_DD + np.outer(x_D, x_D),
-            distances_L,
-            pairs_L,
-            self.num_records + 1.0,
+    def after(self, x_D: NDArray[np.float32], metric: Metric) -> Self:
+        """Return the sums with one more record."""
+        sums = replace(
+            self,
+            sum_D=self.sum_D + x_D,
+            products_DD=self.products_DD + np.outer(x_D, x_D),
+            block_2D=self.block_2D + _FIRST * x_D,
+            block_sizes=(self.block_sizes[0] + 1, self.block_sizes[1]),
+            num_records=self.num_records + 1.0,
         )
-        halved = self.num_records + 1.0 >= REFERENCE_HALVED_AT
-        return type(self)(*(total / 2 for total in sums) if halved else sums)
+        if sums.block_sizes[0] == BLOCK:
+            sums = sums._with_block(metric)
+        if sums.num_records < REFERENCE_HALVED_AT:
+            return sums
+        return replace(
+            sums,
+            sum_D=sums.sum_D / 2,
+            products_DD=sums.products_DD / 2,
+            block_2D=_zeros(2),
+            block_sizes=(0, 0),
+            moments_W3=sums.moments_W3 / 2,
+            num_records=sums.num_records / 2,
+        )
+
+    def _with_block(self, metric: Metric) -> Self:
+        """Compare the block that is full, and both blocks together, with all records before them."""
+        moments_W3 = self.moments_W3.copy()
+        for row, n in enumerate(WINDOWS):
+            before = self.num_records - n
+            if before >= n and self.block_sizes[row] == BLOCK:
+                block_D = self.block_2D[: row + 1].sum(axis=0)
+                statistic = Reference(self, metric).compare(block_D / np.float32(n), n, self.sum_D - block_D, before)
+                moments_W3[row] += 1.0, statistic, statistic**2
+        block_2D = np.stack([_zeros(), self.block_2D[0]])
+        return replace(self, moments_W3=moments_W3, block_2D=block_2D, block_sizes=(0, BLOCK))
 
     def merged(self, other: Self) -> Self:
-        """Return the sums over the records of both regimes."""
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        """Return the sums over the records of both regimes; a block begins anew."""
+        return type(self)(
+            self.sum_D + other.sum_D,
+            self.products_DD + other.products_DD,
+            moments_W3=self.moments_W3 + other.moments_W3,
+            num_records=self.num_records + other.num_records,
+        )
 
 
 def pooled_metric(references: Sequence[ReferenceDistribution]) -> Metric:
@@ -182,13 +205,6 @@ class Reference:
         total = float(np.vdot(self.distribution.scatter, self.metric))
         return max(total / max(self.num_records - 1.0, 1.0), 1e-6)
 
-    def inflation(self, n: int) -> float:
-        """f_n of eq. (4), at least 1; records farther apart than the lags kept count as independent."""
-        lags = np.arange(1, min(n, NUM_LAGS))
-        lags = lags[self.distribution.pairs_L[lags] > 0]
-        correlations = 1.0 - self.distribution.distances_L[lags] / self.distribution.pairs_L[lags]
-        return max(1.0, 1.0 + 2.0 * float(((1.0 - lags / n) * correlations).sum()))
-
     @cached_property
     def freedom(self) -> float:
         """The nu of eq. (2), without the bias of few records, and shrunk towards a prior then."""
@@ -200,24 +216,32 @@ class Reference:
 
     def distance(self, x_D: NDArray[np.float32]) -> float:
         """|x - m|^2."""
-        return self._norm(x_D - self.distribution.mean)
+        return self.norm(x_D - self.distribution.mean)
 
-    def statistic(self, mean_D: NDArray[np.float32], n: int, before_ND: NDArray[np.float32] = _NONE) -> float:
+    def statistic(self, mean_D: NDArray[np.float32], n: int, before_ND: NDArray[np.float32] | None = None) -> float:
         """S_n of eq. (5) between the mean of n records and the regime, to whose mean the `before_ND` are added.
 
         It is near 1 if the records are the regime's.
         """
-        number = self.num_records + len(before_ND)
-        difference_D = mean_D - (self.distribution.sum_D + before_ND.sum(axis=0)) / np.float32(number)
-        return self._norm(difference_D) / (self.spread * (1 / n + 1 / number))
+        before_ND = _zeros(0) if before_ND is None else before_ND
+        before_D = self.distribution.sum_D + before_ND.sum(axis=0)
+        return self.compare(mean_D, n, before_D, self.num_records + len(before_ND))
 
-    def _norm(self, difference_D: NDArray[np.float32]) -> float:
+    def compare(self, mean_D: NDArray[np.float32], n: int, before_D: NDArray[np.float32], number: float) -> float:
+        """S_n of eq. (5) between the mean of n records and the sum of others."""
+        return self.norm(mean_D - before_D / np.float32(number)) / (self.spread * (1 / n + 1 / number))
+
+    def norm(self, difference_D: NDArray[np.float32]) -> float:
+        """|u|^2 of eq. (1)."""
         return float(difference_D @ self.metric @ difference_D)
 
     def threshold(self, level: float, n: int) -> float:
         """The quantile of eq. (6)."""
-        f = self.inflation(n)
-        nu = f**2 / ((2 * f - 1) / self.freedom + (f - 1) ** 2 / DEPENDENT)
+        number, total, squares = self.distribution.moments_W3[0 if n <= BLOCK else 1]
+        f = max((_PRIOR_BLOCKS + total) / (_PRIOR_BLOCKS + number), 1.0)
+        prior = 2 * f**2 / self.freedom
+        deviations = squares - 2 * f * total + number * f**2
+        nu = max(2 * f**2 * (_PRIOR_BLOCKS + number) / (_PRIOR_BLOCKS * prior + deviations), 1.0)
         return f * float(gammainccinv(nu / 2, level)) * 2 / nu
 
 
@@ -303,21 +327,21 @@ MIN_REFERENCE = 16
 def mean_embedding_test(window: Window, reference: Reference, level: float, *, n: int) -> Alarm | None:
     """Test whether the distribution of the inputs changed: a two-sample test on mean embeddings.
 
-        S_n = |m_n - m|^2 / (tr C f_n (1 / n + 1 / N))                                                      (5)
-        S_n ~ Gamma(nu / 2, 2 / nu) under no change; alarm if S_n exceeds the quantile of the level         (6)
+        S_n = |m_n - m|^2 / (tr C (1 / n + 1 / N))                                                          (5)
+        S_n / f ~ Gamma(nu_S / 2, 2 / nu_S) under no change; alarm if S_n exceeds the level's quantile       (6)
 
     m_n is the mean x of the last n records, m that of the N earlier records of the regime. The Gamma is the
     Satterthwaite fit to a weighted sum of chi-squares.
 
         >>> rng = np.random.default_rng(0)
-        >>> x = rng.normal(size=(300, 64)).astype(np.float32)
-        >>> x[200:, 0] += 4.0                                          # planted: from record 200 on
+        >>> x = rng.normal(size=(300, 128)).astype(np.float32)
+        >>> x[200:, 0] += 6.0                                          # planted: from record 200 on
         >>> x /= np.linalg.norm(x, axis=1, keepdims=True)
         >>> token = np.zeros(1, np.uint16)
         >>> records = [RecentRecord(Features(x_D, token, 0.0), i, 0, 0.0) for i, x_D in enumerate(x)]
         >>> distribution = ReferenceDistribution()
         >>> for t in range(100):
-        ...     distribution = distribution.after(x[t], x[t + 1 : 100], IDENTITY)
+        ...     distribution = distribution.after(x[t], IDENTITY)
         >>> reference = Reference(distribution, pooled_metric([distribution]))
         >>> windows = {t: Window(tuple(records[t - 32 : t])) for t in range(132, 300)}
         >>> next(t for t in windows if mean_embedding_test(windows[t], reference, 1e-8, n=16)) - 200
@@ -354,9 +378,9 @@ def fit_drop_test(window: Window, _: Reference, level: float, *, n: int) -> Alar
         >>> rng = np.random.default_rng(0)
         >>> fits = rng.normal(0.2, 0.1, size=300)
         >>> fits[200:] -= 0.25                                         # planted: from record 200 on
-        >>> features = Features(np.zeros(256, np.float32), np.zeros(1, np.uint16), 0.0)
+        >>> features = Features(np.zeros(128, np.float32), np.zeros(1, np.uint16), 0.0)
         >>> records = [RecentRecord(features, i, 0, float(fit)) for i, fit in enumerate(fits)]
-        >>> before, unused = RunningStats(), ReferenceDistribution()
+        >>> before, unused = RunningStats(), Reference(ReferenceDistribution(), IDENTITY)
         >>> for fit in fits[:100]:
         ...     before = before.after(fit)
         >>> windows = {t: Window(tuple(records[t - 32 : t]), before) for t in range(132, 300)}
@@ -398,7 +422,8 @@ def token_presence_test(window: Window, _: Reference, level: float) -> Alarm | N
         >>> rng = np.random.default_rng(0)
         >>> tokens = [rng.integers(0, 99, size=12) for _ in range(200)]
         >>> tokens[150:] = [np.append(ids, 99) if i % 5 else ids for i, ids in enumerate(tokens[150:])]    # planted
-        >>> zeros, before, unused = np.zeros(256, np.float32), DocumentFrequency(), ReferenceDistribution()
+        >>> zeros, before = np.zeros(128, np.float32), DocumentFrequency()
+        >>> unused = Reference(ReferenceDistribution(), IDENTITY)
         >>> records = [RecentRecord(Features(zeros, ids, 0.0), i, 0, 0.0) for i, ids in enumerate(tokens)]
         >>> for ids in tokens[:118]:
         ...     before = before.after(ids)

@@ -71,9 +71,7 @@ class Classification:
     records: tuple[RecentRecord, ...]
 
 
-def classify(
-    alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory, level: float
-) -> Classification:
+def classify(alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory) -> Classification:
     """Classify the records of an alarm; `here` is the slot of the segment's regime.
 
     1. If a token appeared or disappeared, they have left the segment's regime.
@@ -84,19 +82,19 @@ def classify(
        than topics of one task are (`_are_topics`).
     """
     if alarm.token_change:  # 1.
-        return _classify_token_change(alarm.records, alarm.token_change, here, regimes, level)
-    likeliest = _likeliest(alarm.records, here, regimes, level)
+        return _classify_token_change(alarm.records, alarm.token_change, here, regimes)
+    likeliest = _likeliest(alarm.records, here, regimes)
     if alarm.records[0].slot == here and (not likeliest.known or likeliest.slot == here):
         unexplained = _unexplained(alarm.records, recent, here, regimes)  # 2.
         if len(unexplained) < MIN_RECORDS:
             return Classification(here, True, unexplained)  # 3.
-        likeliest = _likeliest(unexplained, here, regimes, level)
+        likeliest = _likeliest(unexplained, here, regimes)
         if not likeliest.known and _are_topics(unexplained, recent, here, regimes):
             return Classification(here, True, unexplained)  # 4.
     return likeliest
 
 
-def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory, level: float) -> Classification:
+def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory) -> Classification:
     """The regime with the largest score, by tokens and length."""
     scores = _score(records, regimes)
     slot = int(np.sum([score.scores_R for score in scores], axis=0).argmax())
@@ -113,7 +111,7 @@ def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemo
 
 
 def _classify_token_change(
-    records: tuple[RecentRecord, ...], change: TokenChange, here: int, regimes: RegimeMemory, level: float
+    records: tuple[RecentRecord, ...], change: TokenChange, here: int, regimes: RegimeMemory
 ) -> Classification:
     """The regime with the largest score, by tokens, length and the frequency of the token that changed."""
     frequencies = {slot: regimes[slot].token_frequency for slot in regimes.occupied}
@@ -165,7 +163,9 @@ def _is_near(records: Sequence[RecentRecord], slot: int, regimes: RegimeMemory) 
     reference = regimes.reference(slot)
     if reference.num_records < 2:
         return True
-    return reference.statistic(stack_x(records).mean(axis=0), len(records)) < reference.threshold(NEAR_LEVEL, len(records))
+    return reference.statistic(stack_x(records).mean(axis=0), len(records)) < reference.threshold(
+        NEAR_LEVEL, len(records)
+    )
 
 
 def _are_topics(

@@ -14,7 +14,7 @@
 The first record of the stream begins a regime, and so does the first after the segment's regime was forgotten. Losses
 may contradict an assignment later (`Refusal`); the records then move to another regime.
 """
-# Shape suffixes: B buckets, D features, N records of the window, R regimes.
+# Shape suffixes: R regimes.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,6 @@ from streamlearn.shift.change_tests import (
     RecentRecord,
     Window,
     WindowTest,
-    stack_x,
 )
 from streamlearn.shift.classify import MIN_RECORDS, Classification, assign_record, classify
 from streamlearn.shift.features import Features
@@ -99,9 +98,8 @@ class Segment:
         """Begin a new segment with some of the recent records, which are its window."""
         newest = self.recent_records[-1].ordinal
         staying = [record for record in self.window.records if record not in records]
-        x_ND = stack_x(staying)
-        for i, record in enumerate(staying):
-            regimes.commit(record, x_ND[i + 1 :])
+        for record in staying:
+            regimes.commit(record)
         regimes.calibrate()
         return Segment(
             slot=slot,
@@ -161,7 +159,7 @@ class Segment:
 def _without_oldest(window: Window, regimes: RegimeMemory) -> Window:
     """Commit the oldest record of the window."""
     oldest, *records = window.records
-    regimes.commit(oldest, stack_x(records))
+    regimes.commit(oldest)
     is_old = regimes[oldest.slot].records >= 2 * MATURE  # the fit of a young regime's records still rises
     fits_before = window.fits_before.after(oldest.fit) if is_old else window.fits_before
     return Window(tuple(records), fits_before, window.tokens_before.after(oldest.features.buckets))
@@ -175,7 +173,7 @@ def _with_other(
     if len(others) <= SIZE:
         return others
     oldest, *rest = others
-    regimes.commit(oldest, stack_x(other for other in rest if other.slot == oldest.slot))
+    regimes.commit(oldest)
     return tuple(rest)
 
 
@@ -374,7 +372,7 @@ class InputShiftDetector:
         if len(alarm.records) < MIN_RECORDS:
             return None
         here = self.segment.slot
-        result = classify(alarm, self.segment.recent_records, here, self.regimes, self._level)
+        result = classify(alarm, self.segment.recent_records, here, self.regimes)
         if result.known and result.slot == here:
             self.segment = replace(self.segment, cooldown=COOLDOWN)
             return None

@@ -3,18 +3,18 @@
     x = sum_t E[t] / |sum_t E[t]|                                                                           (1)
     b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
 
-E is the backbone's own table of token embeddings, projected (`token_table`), so inputs that mean alike lie near each
-other in other words, too. A tokenizer alone has no such table; its tokens get random vectors. What the frozen layers
-make of a prompt separates tasks no better than the table does, once both are whitened (`change_tests`, eq. 1).
+E is the backbone's own table of token embeddings (`backbone.load.token_vectors`), so inputs that mean alike lie near
+each other in other words, too. Tokens that it lacks get random vectors: visual words, and all tokens of a tokenizer
+without a model. What the frozen layers make of a prompt separates tasks no better than the table does, once both are
+whitened (`change_tests`, eq. 1).
 
 The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
 where instructions usually are, and by evenly spaced tokens between them.
 """
-# Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of the backbone.
+# Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of a backbone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,17 +47,12 @@ class Features:
     """Natural logarithm of the number of tokens."""
 
 
-def token_table(weights_VW: NDArray[np.floating[Any]], seed: int) -> NDArray[np.float16]:
-    """Project a backbone's token embeddings to unit vectors of `NUM_FEATURES` numbers, (V, D).
+def projection(width: int) -> NDArray[np.float32]:
+    """A random projection of vectors of a backbone's width to `NUM_FEATURES` numbers, which keeps distances, (W, D).
 
-    Dimensions are standardized before, since a few of them are huge in many backbones. A random projection keeps
-    distances (Johnson & Lindenstrauss 1984).
+    Johnson & Lindenstrauss 1984. It is the same for every daemon.
     """
-    width = weights_VW.shape[1]
-    mean_W, scale_W = weights_VW.mean(axis=0), weights_VW.std(axis=0) + 1e-12
-    projection_WD = _generator(seed).standard_normal((width, NUM_FEATURES), dtype=np.float32) / scale_W[:, None]
-    table_VD = weights_VW @ projection_WD - mean_W @ projection_WD
-    return (table_VD / np.maximum(np.linalg.norm(table_VD, axis=1, keepdims=True), 1e-6)).astype(np.float16)
+    return _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
 
 
 def _generator(seed: int) -> np.random.Generator:
@@ -65,10 +60,10 @@ def _generator(seed: int) -> np.random.Generator:
 
 
 class Featurizer:
-    """A function from input tokens to features. It depends on the table, and on the seed for tokens without a vector."""
+    """A function from input tokens to features: of the table, and of the seed for tokens without a vector."""
 
     def __init__(self, seed: int, table_VD: NDArray[np.float16] | None = None) -> None:
-        """`table_VD`: see `token_table`; None: all tokens get random vectors."""
+        """`table_VD`: the vector of each token, of unit length; None: all get random ones."""
         random_BD = _generator(seed).standard_normal((NUM_BUCKETS, NUM_FEATURES), dtype=np.float32)
         self._random_BD = random_BD / np.linalg.norm(random_BD, axis=1, keepdims=True)
         self._table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD

@@ -35,7 +35,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift.change_tests import IDENTITY, Metric, RecentRecord, Reference, ReferenceDistribution, pooled_metric
+from streamlearn.shift.change_tests import (
+    IDENTITY,
+    Metric,
+    RecentRecord,
+    Reference,
+    ReferenceDistribution,
+    pooled_metric,
+)
 from streamlearn.shift.features import COMMON, NUM_BUCKETS, DocumentFrequency, Features
 from streamlearn.shift.mixture import MIN_TESTED
 
@@ -167,16 +174,14 @@ class RegimeProfile:
         profile = replace(self, counts_B=counts_B, token_frequency=self.token_frequency.without(record.buckets))
         return profile._with_scalars(record.buckets, record.log_length, -1)
 
-    def committed(
-        self, record: Features, ordinal: int, following_ND: NDArray[np.float32], metric: Metric
-    ) -> "RegimeProfile":
+    def committed(self, record: Features, ordinal: int, metric: Metric) -> "RegimeProfile":
         """Add the record to the reference distribution for good, and maybe to the sample, which stays uniform."""
         place, kept = len(self.sample), list(self.sample)
         if place == NUM_SAMPLED:
             place = ((self.number << 32) + self.records) * _MIX % (1 << 64) * max(self.records, 1) >> 64
         if place < NUM_SAMPLED:
             kept[place : place + 1] = [SampledRecord(record.buckets, record.log_length, ordinal)]
-        return replace(self, reference=self.reference.after(record.x_D, following_ND, metric), sample=tuple(kept))
+        return replace(self, reference=self.reference.after(record.x_D, metric), sample=tuple(kept))
 
     @property
     def exemplars(self) -> tuple[NDArray[np.uint16], ...]:
@@ -390,9 +395,9 @@ class RegimeMemory:
             self._put(record.slot, self[record.slot].without_record(record.features))
             self.add(new, record.features, record.ordinal)
 
-    def commit(self, record: RecentRecord, following_ND: NDArray[np.float32]) -> None:
-        """Commit a record to the profile in its slot; `following_ND` are the x of the regime's records after it."""
-        profile = self[record.slot].committed(record.features, record.ordinal, following_ND, self.metric)
+    def commit(self, record: RecentRecord) -> None:
+        """Commit a record to the profile in its slot."""
+        profile = self[record.slot].committed(record.features, record.ordinal, self.metric)
         self._profiles[record.slot] = profile
         if profile.reference.num_records in CALIBRATED_AT:
             self.calibrate([record.slot])
