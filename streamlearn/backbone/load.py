@@ -318,7 +318,7 @@ def token_vectors(weight_VW: Tensor) -> NDArray[np.float16]:
     sample = weight_VW[:CHUNK].float()
     mean_W, scale_W = sample.mean(dim=0), sample.std(dim=0).clamp(min=1e-12)
     projection_WD = torch.from_numpy(projection(weight_VW.shape[1])).to(weight_VW.device) / scale_W[:, None]
-    chunks = [F.normalize((chunk.float() - mean_W) @ projection_WD, dim=1) for chunk in weight_VW.split(CHUNK)]
+    chunks = [F.normalize((chunk.float() - mean_W) @ projection_WD, dim=1) for chunk in torch.split(weight_VW, CHUNK)]
     vectors: NDArray[np.float16] = torch.cat([chunk.half().cpu() for chunk in chunks]).numpy()
     return vectors
 

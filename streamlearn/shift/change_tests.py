@@ -94,6 +94,7 @@ _PRIOR_RECORDS, _PRIOR_NU, _PRIOR_BLOCKS = 16.0, 8.0, 4.0
 Metric = NDArray[np.float32]
 """The W of eq. (1), (D, D)."""
 IDENTITY: Metric = np.eye(NUM_FEATURES, dtype=np.float32)
+_HALF = np.float32(0.5)
 _FIRST = np.array([[1.0], [0.0]], dtype=np.float32)
 
 
@@ -144,8 +145,8 @@ class ReferenceDistribution:
             return sums
         return replace(
             sums,
-            sum_D=sums.sum_D / 2,
-            products_DD=sums.products_DD / 2,
+            sum_D=sums.sum_D * _HALF,
+            products_DD=sums.products_DD * _HALF,
             block_2D=_zeros(2),
             block_sizes=(0, 0),
             moments_W3=sums.moments_W3 / 2,
@@ -242,7 +243,7 @@ class Reference:
         prior = 2 * f**2 / self.freedom
         deviations = squares - 2 * f * total + number * f**2
         nu = max(2 * f**2 * (_PRIOR_BLOCKS + number) / (_PRIOR_BLOCKS * prior + deviations), 1.0)
-        return f * float(gammainccinv(nu / 2, level)) * 2 / nu
+        return float(f * gammainccinv(nu / 2, level) * 2 / nu)
 
 
 MIN_FITS = 24

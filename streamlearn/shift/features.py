@@ -52,7 +52,8 @@ def projection(width: int) -> NDArray[np.float32]:
 
     Johnson & Lindenstrauss 1984. It is the same for every daemon.
     """
-    return _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
+    projection_WD: NDArray[np.float32] = _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
+    return projection_WD
 
 
 def _generator(seed: int) -> np.random.Generator:
