@@ -118,6 +118,8 @@ class _Kind(NamedTuple):
 @cache
 def _kind(hint: Any) -> _Kind:  # noqa: C901, PLR0911  one case per kind of type
     origin, arguments = get_origin(hint), get_args(hint)
+    if (alias := getattr(origin or hint, "__value__", None)) is not None:  # as NDArray is from NumPy 2.5 on
+        return _kind(alias)
     if origin in (Union, UnionType):
         inner = tuple(argument for argument in arguments if argument is not NoneType)
         if len(inner) == 1:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from streamlearn.codec import NOT_SAVED, CodecError, dump, dump_json, load
 
@@ -317,3 +318,10 @@ def test_lists_of_lists_of_different_lengths() -> None:
         Album((b"ef",), ((4, 5),), (b"yz",)),
     )
     assert load(tuple[Album, ...], *dump(albums, tuple[Album, ...])) == albums
+
+
+def test_an_alias_is_the_type_behind_it() -> None:
+    """NumPy's NDArray is an alias from 2.5 on: no snapshot could be written."""
+    aliased: Any = TypeAliasType("aliased", np.ndarray)
+    arrays, tree = dump(np.arange(3), aliased)
+    np.testing.assert_array_equal(load(aliased, arrays, tree), np.arange(3))

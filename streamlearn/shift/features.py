@@ -52,8 +52,7 @@ def projection(width: int) -> NDArray[np.float32]:
 
     Johnson & Lindenstrauss 1984. It is the same for every daemon.
     """
-    projection_WD: NDArray[np.float32] = _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
-    return projection_WD
+    return _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
 
 
 def _generator(seed: int) -> np.random.Generator:
@@ -86,7 +85,8 @@ class Featurizer:
         """Sum of the tokens' vectors; visual words, and tokens beyond the table, have random ones."""
         has_vector_T = (tokens_T >= 0) & (tokens_T < len(self._table_VD))
         sum_D: NDArray[np.float32] = self._table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
-        return sum_D + self._random_BD[unigrams[~has_vector_T]].sum(axis=0)
+        sum_D += self._random_BD[unigrams[~has_vector_T]].sum(axis=0)
+        return sum_D
 
 
 def input_of(example: Example) -> NDArray[np.int32]:
