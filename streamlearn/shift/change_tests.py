@@ -240,10 +240,18 @@ class Reference:
         """The quantile of eq. (6)."""
         number, total, squares = self.distribution.moments_W3[0 if n <= BLOCK else 1]
         f = max((_PRIOR_BLOCKS + total) / (_PRIOR_BLOCKS + number), 1.0)
-        prior = 2 * f**2 / self.freedom
         deviations = squares - 2 * f * total + number * f**2
-        nu = max(2 * f**2 * (_PRIOR_BLOCKS + number) / (_PRIOR_BLOCKS * prior + deviations), 1.0)
-        return float(f * gammainccinv(nu / 2, level) * 2 / nu)
+        nu = 2 * f**2 * (_PRIOR_BLOCKS + number) / (_PRIOR_BLOCKS * 2 * f**2 / self.freedom + deviations)
+        return float(f * _quantile(max(nu, 1.0), level))
+
+    def excess(self, level: float, n: int) -> float:
+        """How much higher the threshold is than that of independent records, at least 1."""
+        return max(self.threshold(level, n) / _quantile(self.freedom, level), 1.0)
+
+
+def _quantile(nu: float, level: float) -> float:
+    """Of a Gamma distribution with mean 1."""
+    return float(gammainccinv(nu / 2, level)) * 2 / nu
 
 
 MIN_FITS = 24
@@ -409,16 +417,17 @@ CAUTION = 1.5
 """Bursts of records of similar length reach 1.1 (SuperNI's 15 tasks, level 1e-8)."""
 
 
-def token_presence_test(window: Window, _: Reference, level: float) -> Alarm | None:
+def token_presence_test(window: Window, reference: Reference, level: float) -> Alarm | None:
     """Test whether a rare token is now in most records, or a common one in hardly any.
 
         P(j of n | k of N) = C(n, j) B(k + j + 1/2, N - k + n - j + 1/2) / B(k + 1/2, N - k + 1/2)          (8)
 
     k of the segment's N records before the window have the token, and j of the n records in it. Eq. (8) is the
     beta-binomial probability of that under an unchanged frequency (Jeffreys prior). Alarm if -log P of one token
-    exceeds that of the level, divided among all tokens, by the factor `CAUTION`: consecutive records on one topic share
-    tokens. Regimes that differ in a single token ("is there a", "is there not a") hardly differ in their mean
-    embeddings or in the fit of their records; only this test separates them.
+    exceeds that of the level, divided among all tokens, by the factor `CAUTION`, and by as much as serial
+    dependence raises the threshold of eq. (6): consecutive records on one topic share tokens. Regimes that differ in a
+    single token ("is there a", "is there not a") hardly differ in their mean embeddings or in the fit of their records;
+    only this test separates them.
 
         >>> rng = np.random.default_rng(0)
         >>> tokens = [rng.integers(0, 99, size=12) for _ in range(200)]
@@ -445,7 +454,7 @@ def token_presence_test(window: Window, _: Reference, level: float) -> Alarm | N
     ways_C = gammaln(n + 1) - gammaln(j_C + 1) - gammaln(n - j_C + 1)
     log_p_C = ways_C + betaln(k_C + j_C + 0.5, total - k_C + n - j_C + 0.5) - betaln(k_C + 0.5, total - k_C + 0.5)
     least = int(log_p_C.argmin())
-    statistic, threshold = -float(log_p_C[least]), CAUTION * math.log(NUM_BUCKETS / level)
+    statistic, threshold = -float(log_p_C[least]), CAUTION * reference.excess(level, n) * math.log(NUM_BUCKETS / level)
     if statistic <= threshold:
         return None
     change = TokenChange(int(bucket_C[least]), bool(appeared_B[bucket_C[least]]))
