@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.change_tests import SIZE, WINDOW_TESTS, Alarm, ReferenceDistribution, Window
+from streamlearn.shift.change_tests import OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Reference, Window
 from streamlearn.shift.detector import COOLDOWN, AssignedRecord, InputShiftDetector, Segment
 from streamlearn.shift.features import Features
 from tests.shift.records import features_of, memory_of, recent
@@ -47,12 +47,13 @@ def test_the_false_alarm_budget_is_divided_by_the_number_of_tests() -> None:
     """A test that is added raises the threshold of the others."""
     seen: list[float] = []
 
-    def recorded(window: Window, reference: ReferenceDistribution, level: float) -> None:
+    def recorded(window: Window, reference: Reference, level: float) -> None:
         seen.append(level)
 
     for tests in (WINDOW_TESTS, (*WINDOW_TESTS, *WINDOW_TESTS)):
         run(InputShiftDetector(ShiftSettings(), tests=[*tests, recorded]), features_of(0, 70))
-        assert seen[-1] == pytest.approx(ShiftSettings().false_alarms_per_million * 1e-6 / (len(tests) + 2))
+        expected = ShiftSettings().false_alarms_per_million * 1e-6 / (len(tests) + 1 + len(OTHER_TESTS))
+        assert seen[-1] == pytest.approx(expected)
 
 
 def test_without_a_free_slot_there_is_no_shift() -> None:
@@ -69,7 +70,7 @@ def ordinals_tested(settings: ShiftSettings) -> list[int]:
     """Ordinals of the records at which a test runs that always raises an alarm."""
     tested: list[int] = []
 
-    def alarmed(window: Window, reference: ReferenceDistribution, level: float) -> Alarm:
+    def alarmed(window: Window, reference: Reference, level: float) -> Alarm:
         tested.append(window.records[-1].ordinal)
         return Alarm(9.0, 5.0, window.records[-8:])
 
