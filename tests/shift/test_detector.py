@@ -1,11 +1,21 @@
 """Segments, and the detector's decisions on single records. `test_monitor.py` tests them on streams."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.change_tests import OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Reference, Window
-from streamlearn.shift.detector import COOLDOWN, AssignedRecord, InputShiftDetector, Segment
+from streamlearn.shift.change_tests import IDENTITY, OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Reference, Window
+from streamlearn.shift.detector import (
+    COOLDOWN,
+    WHITENED_EVERY,
+    AssignedRecord,
+    DetectorState,
+    InputShiftDetector,
+    Segment,
+)
 from streamlearn.shift.features import Features
 from tests.shift.records import features_of, memory_of, recent
 
@@ -96,3 +106,21 @@ def test_records_that_leave_the_window_are_committed() -> None:
     before = Window(records[:-SIZE])
     assert np.array_equal(segment.window.tokens_before.records_B, before.token_records_B)
     assert segment.window.fits_before.number == 100 - SIZE
+
+
+def test_the_metric_is_part_of_the_state() -> None:
+    """Restored between two whitenings, a detector declares the shifts of the original, with their statistics."""
+    records = [*features_of(0, 100), *features_of(1, 60)]
+    whole = InputShiftDetector(ShiftSettings())
+    expected = run(whole, records)
+    assert WHITENED_EVERY < 100
+    for cut in (WHITENED_EVERY - 1, WHITENED_EVERY, 100, 2 * WHITENED_EVERY - 1):
+        first, second = (InputShiftDetector(ShiftSettings()) for _ in range(2))
+        run(first, records[:cut])
+        second.load(from_arrays(DetectorState, to_arrays(first.state)))
+        assert run(second, records[cut:]) == expected[cut:]
+        assert np.array_equal(second.state.metric, whole.state.metric)
+    unwhitened = InputShiftDetector(ShiftSettings())
+    run(unwhitened, records[:100])
+    unwhitened.load(replace(unwhitened.state, metric=IDENTITY))
+    assert run(unwhitened, records[100:]) != expected[100:]
