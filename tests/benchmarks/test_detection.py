@@ -15,6 +15,7 @@ from benchmarks.regimes import TwoRounds
 from benchmarks.streams import Assigned, Boundary, Stream, StreamMaker, Task, run_monitor
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import Shift
+from streamlearn.shift.features import Featurizer
 from streamlearn.shift.monitor import Monitor
 from tests.shift.streams import stream as synthetic
 
@@ -101,7 +102,7 @@ def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
     assert (divided["purity"], divided["assignment"]) == (1.0, 5 / 6)
     assert (mixed["purity"], mixed["assignment"]) == (4 / 6, 4 / 6)
     order = assignment.turns(np.random.default_rng(0), 2, 1, 200)
-    assigned = run_monitor(Monitor(ShiftSettings(), seed=0), synthetic(order))
+    assigned = run_monitor(Monitor(ShiftSettings(), Featurizer(0)), synthetic(order))
     assert assignment.mixture_metrics(order, assigned)["purity"] > 0.95
 
 

@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.shift.change_tests import (
+    IDENTITY,
     WINDOW_TESTS,
     RecentRecord,
+    Reference,
     ReferenceDistribution,
     Window,
     WindowTest,
+    pooled_metric,
 )
+from streamlearn.shift.detector import WHITENED_EVERY
 from streamlearn.shift.drift import PageHinkley
 from streamlearn.shift.features import NUM_FEATURES, Features
 
@@ -33,26 +37,29 @@ def series(seed: int, size: float) -> NDArray[np.float64]:
 def records(seed: int, size: float) -> list[RecentRecord]:
     """Records whose embeddings move, whose fits drop, and a share of which have a token that none had before."""
     rng = np.random.default_rng(seed)
-    phi = rng.normal(size=(2 * PLANTED, NUM_FEATURES)).astype(np.float32)
-    phi[PLANTED:, 0] += 4 * size
-    phi /= np.linalg.norm(phi, axis=1, keepdims=True)
+    x_ND = rng.normal(size=(2 * PLANTED, NUM_FEATURES)).astype(np.float32)
+    x_ND[PLANTED:, 0] += 4 * size
+    x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True)
     buckets = [rng.integers(0, 500, size=12, dtype=np.uint16) for _ in range(2 * PLANTED)]
     for i in range(PLANTED, 2 * PLANTED):
         if rng.random() < 0.4 * size:
             buckets[i][0] = 999
-    columns = zip(phi, buckets, (-12 * series(seed, size)).tolist(), strict=True)
-    return [RecentRecord(Features(phi_D, ids, 0.0), i, 0, fit) for i, (phi_D, ids, fit) in enumerate(columns)]
+    columns = zip(x_ND, buckets, (-12 * series(seed, size)).tolist(), strict=True)
+    return [RecentRecord(Features(x_D, ids, 0.0), i, 0, fit) for i, (x_D, ids, fit) in enumerate(columns)]
 
 
 def alarms_of(test: WindowTest, seed: int, size: float) -> list[int]:
     """The records at which the test alarms."""
-    added, window, reference, alarms = records(seed, size), Window(), ReferenceDistribution(), []
+    added, window, alarms = records(seed, size), Window(), []
+    distribution, metric = ReferenceDistribution(), IDENTITY
     for t in range(WINDOW, len(added)):
         window = Window(tuple(added[t - WINDOW : t]), window.fits_before, window.tokens_before)
-        if test(window, reference, LEVEL):
+        if t % WHITENED_EVERY == 0:
+            metric = pooled_metric([distribution])
+        if test(window, Reference(distribution, metric), LEVEL):
             alarms.append(t - 1)
         oldest = window.records[0]
-        reference = reference.after(oldest.features.phi_D, window.phi_ND[1:])
+        distribution = distribution.after(oldest.features.x_D, metric)
         before = window.fits_before.after(oldest.fit), window.tokens_before.after(oldest.features.buckets)
         window = Window((), *before)
     return alarms

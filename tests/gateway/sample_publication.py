@@ -16,6 +16,7 @@ from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.gateway.publication import read_decoder
 from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer, routing_bytes
 from streamlearn.settings import ShiftSettings, StreamSettings
+from streamlearn.shift.features import Featurizer
 from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch
@@ -49,7 +50,7 @@ def nano_decoder() -> Decoder:
 def sample_state() -> Arrays:
     """The routing state after the bundled records; takes a second."""
     decoder = Decoder(nano_tokenizer(), StreamSettings(), len(nano_tokenizer()))
-    monitor = Monitor(ShiftSettings(), seed=0)
+    monitor = Monitor(ShiftSettings(), Featurizer(0))
     for record in sample_records():
         monitor.update(Batch((), (decoder.decode_value(record),)))
     monitor.flush()

@@ -1,9 +1,7 @@
 """Features of synthetic records, and a memory of regimes filled with them."""
 
-import numpy as np
-
 from streamlearn.shift.change_tests import RecentRecord
-from streamlearn.shift.features import NUM_FEATURES, Features, Featurizer, input_of
+from streamlearn.shift.features import Features, Featurizer, input_of
 from streamlearn.shift.memory import RegimeMemory
 from tests.shift.streams import stream
 
@@ -18,8 +16,7 @@ def fill(regimes: RegimeMemory, slot: int, records: list[Features], start: int) 
     """Add records to a slot and commit them at once."""
     for i, record in enumerate(records):
         regimes.add(slot, record, start + i)
-        following = np.array([each.phi_D for each in records[i + 1 :]], dtype=np.float32)
-        regimes.commit(RecentRecord(record, start + i, slot, 0.0), following.reshape(-1, NUM_FEATURES))
+        regimes.commit(RecentRecord(record, start + i, slot, 0.0))
 
 
 def memory_of(*visits: tuple[int, int], max_regimes: int, seed: int = 0) -> RegimeMemory:

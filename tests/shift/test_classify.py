@@ -60,7 +60,7 @@ def classify(
     change: TokenChange | None = None,
 ) -> Classification:
     alarm = Alarm(9.0, 5.0, records, change)
-    return rules.classify(alarm, (*before, *records), 0, regimes, 1e-7)
+    return rules.classify(alarm, (*before, *records), 0, regimes)
 
 
 def test_records_of_a_known_regime_are_known() -> None:

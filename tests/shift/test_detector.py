@@ -1,11 +1,21 @@
 """Segments, and the detector's decisions on single records. `test_monitor.py` tests them on streams."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.change_tests import SIZE, WINDOW_TESTS, Alarm, ReferenceDistribution, Window
-from streamlearn.shift.detector import COOLDOWN, AssignedRecord, InputShiftDetector, Segment
+from streamlearn.shift.change_tests import IDENTITY, OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Reference, Window
+from streamlearn.shift.detector import (
+    COOLDOWN,
+    WHITENED_EVERY,
+    AssignedRecord,
+    DetectorState,
+    InputShiftDetector,
+    Segment,
+)
 from streamlearn.shift.features import Features
 from tests.shift.records import features_of, memory_of, recent
 
@@ -47,12 +57,13 @@ def test_the_false_alarm_budget_is_divided_by_the_number_of_tests() -> None:
     """A test that is added raises the threshold of the others."""
     seen: list[float] = []
 
-    def recorded(window: Window, reference: ReferenceDistribution, level: float) -> None:
+    def recorded(window: Window, reference: Reference, level: float) -> None:
         seen.append(level)
 
     for tests in (WINDOW_TESTS, (*WINDOW_TESTS, *WINDOW_TESTS)):
         run(InputShiftDetector(ShiftSettings(), tests=[*tests, recorded]), features_of(0, 70))
-        assert seen[-1] == pytest.approx(ShiftSettings().false_alarms_per_million * 1e-6 / (len(tests) + 2))
+        expected = ShiftSettings().false_alarms_per_million * 1e-6 / (len(tests) + 1 + len(OTHER_TESTS))
+        assert seen[-1] == pytest.approx(expected)
 
 
 def test_without_a_free_slot_there_is_no_shift() -> None:
@@ -69,7 +80,7 @@ def ordinals_tested(settings: ShiftSettings) -> list[int]:
     """Ordinals of the records at which a test runs that always raises an alarm."""
     tested: list[int] = []
 
-    def alarmed(window: Window, reference: ReferenceDistribution, level: float) -> Alarm:
+    def alarmed(window: Window, reference: Reference, level: float) -> Alarm:
         tested.append(window.records[-1].ordinal)
         return Alarm(9.0, 5.0, window.records[-8:])
 
@@ -95,3 +106,21 @@ def test_records_that_leave_the_window_are_committed() -> None:
     before = Window(records[:-SIZE])
     assert np.array_equal(segment.window.tokens_before.records_B, before.token_records_B)
     assert segment.window.fits_before.number == 100 - SIZE
+
+
+def test_the_metric_is_part_of_the_state() -> None:
+    """Restored between two whitenings, a detector declares the shifts of the original, with their statistics."""
+    records = [*features_of(0, 100), *features_of(1, 60)]
+    whole = InputShiftDetector(ShiftSettings())
+    expected = run(whole, records)
+    assert WHITENED_EVERY < 100
+    for cut in (WHITENED_EVERY - 1, WHITENED_EVERY, 100, 2 * WHITENED_EVERY - 1):
+        first, second = (InputShiftDetector(ShiftSettings()) for _ in range(2))
+        run(first, records[:cut])
+        second.load(from_arrays(DetectorState, to_arrays(first.state)))
+        assert run(second, records[cut:]) == expected[cut:]
+        assert np.array_equal(second.state.metric, whole.state.metric)
+    unwhitened = InputShiftDetector(ShiftSettings())
+    run(unwhitened, records[:100])
+    unwhitened.load(replace(unwhitened.state, metric=IDENTITY))
+    assert run(unwhitened, records[100:]) != expected[100:]

@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from streamlearn.shift.features import BETWEEN, HALVED_AT, HEAD, TAIL, DocumentFrequency, Featurizer, input_of
+from streamlearn.shift.features import (
+    BETWEEN,
+    HALVED_AT,
+    HEAD,
+    NUM_BUCKETS,
+    NUM_FEATURES,
+    TAIL,
+    DocumentFrequency,
+    Featurizer,
+    input_of,
+)
 from tests.doubles import example
 
 ONE, OTHER = np.array([5, 5, 7], dtype=np.uint16), np.array([7], dtype=np.uint16)
@@ -18,6 +28,20 @@ def test_features_are_bounded() -> None:
     assert len(features.buckets) <= HEAD + BETWEEN + TAIL + 5
     assert set(range(HEAD)) | set(range(4000 - TAIL, 4000)) <= set(features.buckets.tolist())
     assert features.log_length == math.log(4000)
+
+
+def test_x_is_equation_1() -> None:
+    """The direction of the sum of the tokens' vectors; tokens beyond the table, and visual words, have random ones."""
+    rng = np.random.default_rng(0)
+    table_VD = rng.normal(size=(10, NUM_FEATURES)).astype(np.float16)
+    featurizer, bare = Featurizer(0, table_VD), Featurizer(0)
+    sum_D = table_VD[[3, 3, 9]].astype(np.float32).sum(axis=0)
+    x_D = featurizer.featurize(np.array([3, 9, 3], dtype=np.int32)).x_D
+    np.testing.assert_allclose(x_D, sum_D / np.linalg.norm(sum_D), atol=1e-6)
+    for tokens in ([10, NUM_BUCKETS + 10], [-1, -5000]):
+        ids = np.array(tokens, dtype=np.int32)
+        assert np.array_equal(featurizer.featurize(ids).x_D, bare.featurize(ids).x_D)
+        assert float(np.linalg.norm(bare.featurize(ids).x_D)) == pytest.approx(1.0)
 
 
 def test_the_input_is_what_is_not_learned() -> None:

@@ -9,6 +9,7 @@ import pytest
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
 from streamlearn.shift.detector import AssignedRecord, Shift
+from streamlearn.shift.features import Featurizer
 from streamlearn.shift.monitor import AssignedBatch, KeptAt, Monitor, MonitorState
 from streamlearn.stream.record import Batch, Example
 from tests.doubles import random_examples
@@ -20,7 +21,7 @@ SIZES = (8, 3, 0, 1, 20)
 
 
 def new_monitor(settings: ShiftSettings = SETTINGS) -> Monitor:
-    return Monitor(settings, seed=0)
+    return Monitor(settings, Featurizer(0))
 
 
 def read(monitor: Monitor, made: Sequence[Batch], kept_at: KeptAt = lambda _: ()) -> list[AssignedBatch]:
@@ -352,7 +353,7 @@ def test_a_regime_that_is_kept_is_not_dropped_for_another() -> None:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, decisions: Sequence[AssignedRecord], **settings: int) -> Monitor:
     """A monitor whose detector decides this about the records."""
-    monitor = Monitor(ShiftSettings(**settings), seed=0)
+    monitor = Monitor(ShiftSettings(**settings), Featurizer(0))
     pending = iter(decisions)
 
     def update(*_: object) -> AssignedRecord:
