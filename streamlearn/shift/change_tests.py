@@ -185,7 +185,8 @@ def pooled_metric(references: Sequence[ReferenceDistribution]) -> Metric:
     share = NUM_FEATURES / (NUM_FEATURES + total)
     spread = max(float(np.trace(pooled_DD)) / NUM_FEATURES, 1e-9)
     shrunk_DD = (1 - share) * pooled_DD + share * spread * np.eye(NUM_FEATURES)
-    metric: Metric = (spread * np.linalg.inv(shrunk_DD)).astype(np.float32)
+    inverse_DD = np.linalg.inv(shrunk_DD)
+    metric: Metric = (spread * inverse_DD).astype(np.float32)
     return metric
 
 
@@ -354,7 +355,7 @@ def mean_embedding_test(window: Window, reference: Reference, level: float, *, n
         >>> reference = Reference(distribution, pooled_metric([distribution]))
         >>> windows = {t: Window(tuple(records[t - 32 : t])) for t in range(132, 300)}
         >>> next(t for t in windows if mean_embedding_test(windows[t], reference, 1e-8, n=16)) - 200
-        11
+        8
     """
     window_ND = window.x_ND
     if len(window_ND) < n or reference.num_records < 2 or reference.num_records + len(window_ND) - n < MIN_REFERENCE:
@@ -543,6 +544,20 @@ def borrowed_test(
     """Test whether records that were given to another known regime one by one are that regime's together: eq. (5).
 
     One record of a new task may well resemble a regime; the mean of several does not.
+
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(300, 128)).astype(np.float32)
+        >>> x[200:, 0] += 6.0                                          # planted: another task's, from record 200 on
+        >>> x /= np.linalg.norm(x, axis=1, keepdims=True)
+        >>> token = np.zeros(1, np.uint16)
+        >>> others = [RecentRecord(Features(x_D, token, 0.0), i, 1, 0.0) for i, x_D in enumerate(x)]
+        >>> distribution = ReferenceDistribution()
+        >>> for t in range(150):
+        ...     distribution = distribution.after(x[t], IDENTITY)
+        >>> reference = Reference(distribution, pooled_metric([distribution]))
+        >>> newest = {t: others[t - 32 : t] for t in range(182, 300)}
+        >>> next(t for t in newest if borrowed_test(Absence(), newest[t], reference, 1e-8, n=8)) - 200
+        6
     """
     own = [record for record in others if record.slot == others[-1].slot]
     if len(own) < n or reference.num_records < MIN_REFERENCE:
@@ -557,9 +572,9 @@ def borrowed_test(
 WindowTest = Callable[[Window, Reference, float], Alarm | None]
 """A test of the segment's own records: their window, the regime's earlier records, and the level."""
 WINDOW_TESTS: tuple[WindowTest, ...] = (
+    token_presence_test,  # first: an alarm of another may come to nothing, and ends the turn of those after it
     *(partial(mean_embedding_test, n=n) for n in WINDOWS),
     *(partial(fit_drop_test, n=n) for n in WINDOWS),
-    token_presence_test,
 )
 """In order: the first that exceeds its threshold raises the alarm."""
 OtherTest = Callable[[Absence, Sequence[RecentRecord], Reference, float], Alarm | None]

@@ -44,8 +44,9 @@ def _is_nearer(record: Features, one: int, other: int, regimes: RegimeMemory) ->
 
 MIN_RECORDS = 5
 """Records needed to make a regime."""
-NEAR_LEVEL = 0.01
-"""Share of the returns that the change test refuses, at most: records are far from a regime from this level on."""
+NEAR_LEVEL = 1e-3
+"""Level from which on records are far from a regime that they resemble. Up to one return in a hundred is refused: the
+metric was fitted to the regime's records, so fresh ones lie a little further from their mean."""
 DISTINCT = 0.0
 """Maximum statistic of the mixture test over the records and a regime's own, if they belong to the regime. Of the same
 returns none lies above -0.13, of other tasks' records half. Of alarms in the midst of a task, where neighbors are
@@ -74,14 +75,15 @@ class Classification:
 def classify(alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory) -> Classification:
     """Classify the records of an alarm; `here` is the slot of the segment's regime.
 
-    1. If a token appeared or disappeared, they have left the segment's regime.
+    1. If a token appeared or disappeared, they have left the segment's regime, unless most are copies of each other.
     2. Records of the segment that are not another known regime's are reduced to those that its regime does not
        explain, out of all `recent` records.
     3. If fewer than `MIN_RECORDS` are left, they belong to the segment after all.
     4. So they do if no known regime explains them, but they are no more distinct from the segment's other records
        than topics of one task are (`_are_topics`).
     """
-    if alarm.token_change:  # 1.
+    distinct = {record.features.buckets.tobytes() for record in alarm.records}
+    if alarm.token_change and 2 * len(distinct) > len(alarm.records):  # 1.
         return _classify_token_change(alarm.records, alarm.token_change, here, regimes)
     likeliest = _likeliest(alarm.records, here, regimes)
     if alarm.records[0].slot == here and (not likeliest.known or likeliest.slot == here):
