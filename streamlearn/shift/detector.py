@@ -21,13 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from streamlearn.shift.change_tests import (
-    IDENTITY,
     OTHER_TESTS,
     SIZE,
     WINDOW_TESTS,
     Absence,
     Alarm,
-    Metric,
     RecentRecord,
     Window,
     WindowTest,
@@ -36,6 +34,7 @@ from streamlearn.shift.classify import MIN_RECORDS, Classification, assign_recor
 from streamlearn.shift.features import Features
 from streamlearn.shift.memory import MATURE, Profiles, RegimeMemory, RegimeScores
 from streamlearn.shift.mixture import LIKELY, UNLIKELY, YOUNG, separate
+from streamlearn.shift.reference import IDENTITY, Metric
 
 if TYPE_CHECKING:
     from streamlearn.settings import ShiftSettings

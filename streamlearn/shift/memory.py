@@ -35,16 +35,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamlearn.shift.change_tests import (
-    IDENTITY,
-    Metric,
-    RecentRecord,
-    Reference,
-    ReferenceDistribution,
-    pooled_metric,
-)
+from streamlearn.shift.change_tests import RecentRecord
 from streamlearn.shift.features import COMMON, NUM_BUCKETS, DocumentFrequency, Features
 from streamlearn.shift.mixture import MIN_TESTED
+from streamlearn.shift.reference import IDENTITY, Metric, Reference, ReferenceDistribution, pooled_metric
 
 SMOOTHING = 1000.0
 MAX_ABSENCE_PENALTY = 8.0
@@ -301,7 +295,7 @@ class RegimeMemory:
     ) -> None:
         self._max_regimes = max_regimes
         self.metric = metric
-        """The W of `change_tests`, eq. (1), as of the last `whiten`."""
+        """The W of `reference`, eq. (1), as of the last `whiten`."""
         self._counts_RB = np.zeros((max_regimes, NUM_BUCKETS), dtype=np.float32)
         self._columns = np.zeros((3, max_regimes), dtype=np.float32)  # tokens, length mean, length deviation
         self._profiles: list[RegimeProfile | None] = []

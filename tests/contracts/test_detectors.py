@@ -8,19 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from streamlearn.codec import from_arrays, to_arrays
-from streamlearn.shift.change_tests import (
-    IDENTITY,
-    WINDOW_TESTS,
-    RecentRecord,
-    Reference,
-    ReferenceDistribution,
-    Window,
-    WindowTest,
-    pooled_metric,
-)
+from streamlearn.shift.change_tests import WINDOW_TESTS, RecentRecord, Window, WindowTest
 from streamlearn.shift.detector import WHITENED_EVERY
 from streamlearn.shift.drift import PageHinkley
 from streamlearn.shift.features import NUM_FEATURES, Features
+from streamlearn.shift.reference import IDENTITY, Reference, ReferenceDistribution, pooled_metric
 
 LEVEL = 1e-7
 WINDOW = 32

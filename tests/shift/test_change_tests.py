@@ -12,26 +12,28 @@ from scipy.stats import t as student
 
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.shift.change_tests import (
-    BLOCK,
-    IDENTITY,
     LOWEST_THRESHOLD,
-    WINDOWS,
     Absence,
     Alarm,
-    Metric,
     RecentRecord,
-    Reference,
-    ReferenceDistribution,
     RunningStats,
     Window,
     absence_test,
     borrowed_test,
     fit_drop_test,
     mean_embedding_test,
-    pooled_metric,
     token_presence_test,
 )
 from streamlearn.shift.features import NUM_BUCKETS, NUM_FEATURES, DocumentFrequency, Features
+from streamlearn.shift.reference import (
+    BLOCK,
+    IDENTITY,
+    WINDOWS,
+    Metric,
+    Reference,
+    ReferenceDistribution,
+    pooled_metric,
+)
 
 LEVEL = 1e-7
 NOTHING = Reference(ReferenceDistribution(), IDENTITY)

@@ -7,7 +7,7 @@ import pytest
 
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.settings import ShiftSettings
-from streamlearn.shift.change_tests import IDENTITY, OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Reference, Window
+from streamlearn.shift.change_tests import OTHER_TESTS, SIZE, WINDOW_TESTS, Alarm, Window
 from streamlearn.shift.detector import (
     COOLDOWN,
     WHITENED_EVERY,
@@ -17,6 +17,7 @@ from streamlearn.shift.detector import (
     Segment,
 )
 from streamlearn.shift.features import Features
+from streamlearn.shift.reference import IDENTITY, Reference
 from tests.shift.records import features_of, memory_of, recent
 
 
