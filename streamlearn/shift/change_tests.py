@@ -159,6 +159,7 @@ def mean_embedding_test(window: Window, reference: Reference, level: float, *, n
     m_n is the mean x of the last n records, m that of the N earlier records of the regime. The Gamma is the
     Satterthwaite fit to a weighted sum of chi-squares.
 
+        >>> from streamlearn.shift.reference import IDENTITY, ReferenceDistribution, pooled_metric
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(300, 128)).astype(np.float32)
         >>> x[200:, 0] += 6.0                                          # planted: from record 200 on
@@ -201,6 +202,7 @@ def fit_drop_test(window: Window, _: Reference, level: float, *, n: int) -> Alar
     A record's fit is its log ratio per bucket under the regime (`memory`, eq. 3). m, s and rho are mean, deviation and
     lag-1 correlation of the N fits of the segment before the window. Alarm if T_n exceeds the Student quantile.
 
+        >>> from streamlearn.shift.reference import IDENTITY, ReferenceDistribution
         >>> rng = np.random.default_rng(0)
         >>> fits = rng.normal(0.2, 0.1, size=300)
         >>> fits[200:] -= 0.25                                         # planted: from record 200 on
@@ -246,6 +248,7 @@ def token_presence_test(window: Window, reference: Reference, level: float) -> A
     single token ("is there a", "is there not a") hardly differ in their mean embeddings or in the fit of their records;
     only this test separates them.
 
+        >>> from streamlearn.shift.reference import IDENTITY, ReferenceDistribution
         >>> rng = np.random.default_rng(0)
         >>> tokens = [rng.integers(0, 99, size=12) for _ in range(200)]
         >>> tokens[150:] = [np.append(ids, 99) if i % 5 else ids for i, ids in enumerate(tokens[150:])]    # planted
@@ -361,6 +364,7 @@ def borrowed_test(
 
     One record of a new task may well resemble a regime; the mean of several does not.
 
+        >>> from streamlearn.shift.reference import IDENTITY, ReferenceDistribution, pooled_metric
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(300, 128)).astype(np.float32)
         >>> x[200:, 0] += 6.0                                          # planted: another task's, from record 200 on
