@@ -70,7 +70,7 @@ class LoadedPublication:
         self.publication = publication
         self._by_slot = {regime.slot: regime for regime in publication.regimes}
         self._by_model = {publication.model_of(regime): regime for regime in publication.regimes}
-        self._featurizer = Featurizer(publication.seed)
+        self._featurizer = Featurizer(publication.seed)  # no token table: requests are classified by tokens alone
         self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
         self._decoder = decoder
 
