@@ -108,7 +108,7 @@ class Daemon:
         try:
             self._start()
             for batch in self.batches():
-                for shift in batch.shifts:
+                for shift in (*self.adaptation.not_entered(batch.late), *batch.shifts):
                     self.enter(shift)
                 self.learn(batch)
                 self.save_if_due()

@@ -152,6 +152,10 @@ class Regimes:
 
     # Entering regimes.
 
+    def not_entered(self, shifts: Sequence[Shift]) -> list[Shift]:
+        """The shifts whose regime was never entered."""
+        return [shift for shift in shifts if self.numbers.get(shift.slot) != shift.regime]
+
     def enter(self, shift: Shift, examples: Sequence[Example]) -> ShiftReport:
         """Close the regime under way and open, or return to, the one of `shift`; `examples` are its first records.
 

@@ -60,6 +60,9 @@ class AssignedBatch:
     """The slot of the regime of each of `batch.records`."""
     shifts: tuple[Shift, ...] = ()
     """Shifts to enter, in this order, before training on the batch."""
+    late: tuple[Shift, ...] = field(default=(), compare=False)
+    """Shifts that begin in batches trained on before a restart, to enter first. They were entered then, unless the
+    records after the restart come in another order, as those of several partitions may."""
     after: MonitorState = field(default_factory=MonitorState, compare=False, repr=False)
     """The monitor's state for a snapshot after the batch."""
 
@@ -84,6 +87,7 @@ class _ReadBatch:
     """Ordinal of its first record."""
     slots: list[int] = field(default_factory=list)
     shifts: list[Shift] = field(default_factory=list)
+    late: list[Shift] = field(default_factory=list)
     after: MonitorState = field(default_factory=MonitorState)
 
     @property
@@ -125,6 +129,7 @@ class Monitor:
         """As of the last trained batch: what requests and probes use. The monitor itself has read further ahead, where
         a restart might read other records."""
         self._detector.load(state.detector)
+        self._late: list[Shift] = []
         self._undecided: deque[_ReadBatch] = deque()
         self._decided: deque[_ReadBatch] = deque()
         self._taken: _ReadBatch | None = None
@@ -188,7 +193,7 @@ class Monitor:
         assert read is not None, "a batch was taken"
         assert read.batch is not None, "a batch that was trained on is not taken again"
         after = replace(read.after, read=self.records_read)
-        return AssignedBatch(read.batch, tuple(read.slots), tuple(read.shifts), after)
+        return AssignedBatch(read.batch, tuple(read.slots), tuple(read.shifts), tuple(read.late), after)
 
     def examples(self, slot: int) -> list[Example]:
         """Records of the regime in `slot` from the batch taken last until the stream moves on, for its probe."""
@@ -297,7 +302,10 @@ class Monitor:
         newest = self._undecided[-1]
         while self._undecided and newest.end - self._undecided[0].end >= records_after:
             read = self._undecided.popleft()
-            if read.batch is not None:
+            if read.batch is None:
+                self._late += read.shifts
+            else:
+                read.late, self._late = self._late, []
                 self._decided.append(read)
         newest.after = self.state
 

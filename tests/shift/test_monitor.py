@@ -413,3 +413,19 @@ def test_a_probe_does_not_wait_past_the_next_shift_or_a_flush(monkeypatch: pytes
     assert monitor.take(lambda _: 1000) is not None
     monitor.update(third)
     assert monitor.take() is not None
+
+
+def test_a_shift_that_begins_in_a_trained_batch_is_late() -> None:
+    """After a restart other records may follow: the regime must be entered, though its first batch was trained on."""
+    made = batches(stream(runs((0, 109), (1, 64))))
+    cut = 112 // len(made[0].examples)
+    read = new_monitor(ShiftSettings(lookahead_records=16))
+    for batch in made[:cut]:
+        read.update(batch)
+    assert read.state.undecided
+    assert read.state.detector.num_shifts == 1
+    restarted = new_monitor(ShiftSettings(lookahead_records=16))
+    restarted.load(read.state)
+    first, *others = flushed_batches(restarted, made[cut:], [len(made) - cut - 1])
+    assert [(shift.slot, shift.known) for shift in first.late] == [(1, False)]
+    assert not any((*batch.late, *batch.shifts) for batch in others)
