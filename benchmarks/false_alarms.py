@@ -10,7 +10,7 @@ The detector was tuned on fifteen tasks of SuperNI. The file of `--others` holds
 Orders of a stationary stream, all of which draw every record equally often in expectation:
 
 - independent: with replacement.
-- autoregressive: the records are sorted by the first principal component of phi, and the next is the one at the
+- autoregressive: the records are sorted by the first principal component of x, and the next is the one at the
   quantile Phi(u_t) with u_t = a u_(t-1) + sqrt(1 - a^2) e_t: a Markov chain with a Gaussian copula (Joe 1997, ch. 8).
   Neighbors are alike; the integrated autocorrelation time is (1 + a) / (1 - a) records.
 - topics: the same sorted records in `NUM_TOPICS` equal parts; the part is a Markov chain that is redrawn with
@@ -107,9 +107,9 @@ def kind_of(alarm: Shift) -> str:
 
 
 def sort_by_similarity(features: Sequence[Features]) -> NDArray[np.intp]:
-    """Indices of records in order of the first principal component of phi."""
-    phi_ND = np.array([record.x_D for record in features], dtype=np.float64)
-    centered_ND = phi_ND - phi_ND.mean(axis=0)
+    """Indices of records in order of the first principal component of x."""
+    x_ND = np.array([record.x_D for record in features], dtype=np.float64)
+    centered_ND = x_ND - x_ND.mean(axis=0)
     _, axes_DD = np.linalg.eigh(centered_ND.T @ centered_ND)
     return np.argsort(centered_ND @ axes_DD[:, -1], kind="stable")
 

@@ -45,8 +45,8 @@ def _is_nearer(record: Features, one: int, other: int, regimes: RegimeMemory) ->
 MIN_RECORDS = 5
 """Records needed to make a regime."""
 NEAR_LEVEL = 1e-3
-"""Level from which on records are far from a regime that they resemble. Up to one return in a hundred is refused: the
-metric was fitted to the regime's records, so fresh ones lie a little further from their mean."""
+"""Level from which on records are far from a regime that they resemble. It is below the share of returns that may be
+refused, because the metric was fitted to the regime's records: fresh ones lie a little further from their mean."""
 DISTINCT = 0.0
 """Maximum statistic of the mixture test over the records and a regime's own, if they belong to the regime. Of the same
 returns none lies above -0.13, of other tasks' records half. Of alarms in the midst of a task, where neighbors are

@@ -5,8 +5,7 @@
 
 E is the backbone's own table of token embeddings (`backbone.load.token_vectors`), so inputs that mean alike lie near
 each other in other words, too. Tokens that it lacks get random vectors: visual words, and all tokens of a tokenizer
-without a model. What the frozen layers make of a prompt separates tasks no better than the table does, once both are
-whitened (`reference`, eq. 1).
+without a model. The tests compare them whitened (`reference`, eq. 1).
 
 The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
 where instructions usually are, and by evenly spaced tokens between them.
