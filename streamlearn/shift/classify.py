@@ -165,9 +165,8 @@ def _is_near(records: Sequence[RecentRecord], slot: int, regimes: RegimeMemory) 
     reference = regimes.reference(slot)
     if reference.num_records < 2:
         return True
-    return reference.statistic(stack_x(records).mean(axis=0), len(records)) < reference.threshold(
-        NEAR_LEVEL, len(records)
-    )
+    n = len(records)
+    return reference.statistic(stack_x(records).mean(axis=0), n) < reference.threshold(NEAR_LEVEL, n)
 
 
 def _are_topics(
