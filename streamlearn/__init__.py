@@ -1,13 +1,39 @@
-"""A daemon that keeps a frozen Hugging Face model learning from an endless stream."""
+"""A daemon that keeps a frozen Hugging Face model learning from an endless stream, and the same in Python: `Learner`."""
 
 import logging
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamlearn.library import Evaluation as Evaluation
+    from streamlearn.library import Learner as Learner
+    from streamlearn.library import Regime as Regime
+    from streamlearn.library import Scores as Scores
+    from streamlearn.library import Update as Update
 
 __version__ = "0.2.0.dev0"
+__all__ = ["Evaluation", "Learner", "Regime", "Scores", "Update", "__version__"]
+
+_HOMES = dict.fromkeys(("Evaluation", "Learner", "Regime", "Scores", "Update"), "streamlearn.library")
+"""Module of each public name, imported at its first use: torch and transformers take seconds."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 # `importlib.util.LazyLoader` does the same, but before Python 3.13 a second `import` of the module counts as a use.

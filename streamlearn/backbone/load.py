@@ -305,6 +305,46 @@ def load(
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape), vectors)
 
 
+def adopt(model: Any, tokenizer: Any) -> tuple[Outline, Backbone]:
+    """Freeze a text model that is loaded already, and let it attend as packed passes need it.
+
+    Args:
+        model: A causal language model of transformers, in bfloat16 or float32; changed in place.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        ConfigError: it reads images, its attention cannot be packed, or it computes in another dtype.
+    """
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    settings = BackboneSettings.model_construct(model=name)
+    if _is_vision(model.config):
+        raise ConfigError(f"{name}: an image-text model needs its processor; pass the name of its folder instead")
+    if model.dtype not in (torch.bfloat16, torch.float32):
+        raise ConfigError(f"{name}: must compute in bfloat16 or float32, found {model.dtype}; load it in one of them")
+    if obstacle := _obstacle(model.config.get_text_config(), model.get_decoder()):
+        raise _not_packable(settings, obstacle)
+    model.set_attn_implementation(attention.NAME)
+    model.requires_grad_(requires_grad=False).eval()
+    _measure(settings, model)
+    total = hashlib.sha256()
+    for key, tensor in model.state_dict().items():
+        total.update(f"{key}\0{tensor.dtype}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    vectors = token_vectors(model.get_input_embeddings().weight)
+    arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
+    backbone = Backbone(
+        model,
+        tokenizer,
+        None,
+        None,
+        arithmetic,
+        model.device,
+        {"model": name, "revision": "", "digest": total.hexdigest()},
+        vectors,
+    )
+    return Outline(Path(name), model.config, _linears(model.get_decoder(), lambda _: True), {}), backbone
+
+
 CHUNK = 8192
 """Rows of the embeddings that are converted at a time."""
 
@@ -457,6 +497,27 @@ def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
         raise ConfigError(
             f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
         ) from error
+
+
+def newest_revision(model: str) -> str:
+    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
+
+    Raises:
+        ConfigError: the name is no hub id, or the hub cannot be asked.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    if not _is_hub_id(model):
+        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_FILES), local_files_only=True)).name
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_FILES))).name
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"{model}: cannot be downloaded from the hub: {error}") from error
 
 
 def device_of(settings: BackboneSettings) -> torch.device:
