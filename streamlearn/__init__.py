@@ -5,9 +5,22 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from streamlearn.shift.drift_monitor import DriftMonitor
+
+__all__ = ["DriftMonitor", "__version__"]
 __version__ = "0.2.0.dev0"
+
+_HOMES = {"DriftMonitor": "streamlearn.shift.drift_monitor"}
+"""The module of each public name, imported when the name is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 # `importlib.util.LazyLoader` does the same, but before Python 3.13 a second `import` of the module counts as a use.

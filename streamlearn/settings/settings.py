@@ -223,11 +223,11 @@ def load(path: Path) -> Settings:
     return settings
 
 
-def explain(error: ValidationError) -> list[str]:
-    """One line per fault: dotted key, what is wrong, what was found, the nearest known key."""
+def explain(error: ValidationError, *section: str) -> list[str]:
+    """One line per fault of a configuration, or of a section: dotted key, what is wrong and was found, nearest key."""
     lines = []
     for fault in error.errors():
-        location = [part for part in fault["loc"] if isinstance(part, str)]
+        location = [*section, *(part for part in fault["loc"] if isinstance(part, str))]
         key = ".".join(location)
         if fault["type"] == "extra_forbidden":
             *parents, name = location
