@@ -1,4 +1,4 @@
-"""A daemon that keeps a frozen Hugging Face model learning from an endless stream, and the same in Python: `Learner`."""
+"""A daemon that keeps a frozen Hugging Face model learning from an endless stream, and `Learner`, its loop alone."""
 
 import logging
 import sys
@@ -8,32 +8,23 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamlearn.library import Evaluation as Evaluation
-    from streamlearn.library import Learner as Learner
-    from streamlearn.library import Regime as Regime
-    from streamlearn.library import Scores as Scores
-    from streamlearn.library import Update as Update
+    from streamlearn.library import Evaluation, Learner, Regime, Scores, Update
+    from streamlearn.shift.drift_monitor import DriftMonitor
 
+__all__ = ["DriftMonitor", "Evaluation", "Learner", "Regime", "Scores", "Update", "__version__"]
 __version__ = "0.2.0.dev0"
-__all__ = ["Evaluation", "Learner", "Regime", "Scores", "Update", "__version__"]
 
-_HOMES = dict.fromkeys(("Evaluation", "Learner", "Regime", "Scores", "Update"), "streamlearn.library")
-"""Module of each public name, imported at its first use: torch and transformers take seconds."""
+_HOMES = {
+    "DriftMonitor": "streamlearn.shift.drift_monitor",
+    **dict.fromkeys(("Evaluation", "Learner", "Regime", "Scores", "Update"), "streamlearn.library"),
+}
+"""The module of each public name, imported when the name is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
 
 
 # `importlib.util.LazyLoader` does the same, but before Python 3.13 a second `import` of the module counts as a use.

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from tqdm.auto import tqdm
 
 from connectors.iterable import IterableSource
-from streamlearn.backbone.load import adopt, newest_revision
+from streamlearn.backbone.load import adopt
 from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
@@ -31,6 +31,7 @@ from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
+from streamlearn.model_files import newest_revision
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings

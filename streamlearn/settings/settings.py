@@ -232,11 +232,11 @@ def checked(values: Mapping[str, Any], folder: Path, *, name: str = "") -> Setti
     return _resolved(settings, folder)
 
 
-def explain(error: ValidationError) -> list[str]:
-    """One line per fault: dotted key, what is wrong, what was found, the nearest known key."""
+def explain(error: ValidationError, *section: str) -> list[str]:
+    """One line per fault of a configuration, or of a section: dotted key, what is wrong and was found, nearest key."""
     lines = []
     for fault in error.errors():
-        location = [part for part in fault["loc"] if isinstance(part, str)]
+        location = [*section, *(part for part in fault["loc"] if isinstance(part, str))]
         key = ".".join(location)
         if fault["type"] == "extra_forbidden":
             *parents, name = location
