@@ -31,7 +31,7 @@ from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
-from streamlearn.model_files import newest_revision
+from streamlearn.model_files import LORA_FILES, MODEL_FILES, newest_revision
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
@@ -174,6 +174,7 @@ class Learner:
         state: str | Path | None = None,
         preset: str | None = None,
         revision: str | None = None,
+        start: str | Path | None = None,
         device: str | None = None,
         callbacks: Sequence[Any] = (),
         progress: bool = True,
@@ -189,6 +190,7 @@ class Learner:
             state: Folder of the snapshots, as the daemon's; None: nothing is kept.
             preset: `adapter.preset`.
             revision: Commit of a hub id; by default the one that its branch `main` names, which is then pinned.
+            start: A LoRA that PEFT saved, from which every regime begins: a folder or a hub id, as `adapter.start`.
             device: `backbone.device`.
             callbacks: See `Callback`.
             progress: Whether a bar is shown in a terminal and a notebook.
@@ -204,17 +206,25 @@ class Learner:
         is_name = isinstance(model, str | Path)
         if is_name == (tokenizer is not None):
             raise ConfigError("tokenizer: must be given with a model that is loaded already, and only then")
-        backbone = None if is_name else adopt(model, tokenizer)
         values = {**settings, "backbone": {**settings.get("backbone", {})}, "adapter": {**settings.get("adapter", {})}}
         if is_name:
             values["backbone"] |= _located(str(model), revision)
+        if start is not None:
+            located = _located(str(start), None, LORA_FILES)
+            values["adapter"] |= {"start": located["model"], "start_revision": located.get("revision")}
         if device is not None:
             values["backbone"]["device"] = device
         if preset is not None:
             values["adapter"]["preset"] = preset
         self._temporary = None if state is not None else TemporaryDirectory(prefix="streamlearn-")
         values["state"] = state if self._temporary is None else self._temporary.name
-        self._build(values, callbacks, progress=progress, accept=accept_config_change, backbone=backbone)
+        self._build(
+            values,
+            callbacks,
+            progress=progress,
+            accept=accept_config_change,
+            loaded=None if is_name else (model, tokenizer),
+        )
 
     @classmethod
     def open(
@@ -240,16 +250,23 @@ class Learner:
         values["backbone"] = {**values["backbone"], "device": device}
         opened = cls.__new__(cls)
         opened._temporary = None
-        opened._build(values, callbacks, progress=progress, accept=False, backbone=None)
+        opened._build(values, callbacks, progress=progress, accept=False, loaded=None)
         return opened
 
     def _build(
-        self, values: dict[str, Any], callbacks: Sequence[Any], *, progress: bool, accept: bool, backbone: Any
+        self,
+        values: dict[str, Any],
+        callbacks: Sequence[Any],
+        *,
+        progress: bool,
+        accept: bool,
+        loaded: tuple[Any, Any] | None,
     ) -> None:
         self._source = None if "source" in values else IterableSource()
         unread = {"jsonl": {"path": os.devnull}}  # a configuration needs a source
         self.settings: Settings = checked({"source": unread, **values}, Path.cwd())
         self._progress = progress
+        backbone = None if loaded is None else adopt(*loaded, self.settings.adapter)
         self._components = Components(
             self.settings, accept_config_change=accept, source=self._source, backbone=backbone
         )
@@ -348,7 +365,7 @@ class Learner:
             prompt: A text, or messages.
             max_new_tokens: At most so many tokens.
             regime: Number of the regime to answer with; by default what the prompt is routed to.
-            backbone: Answer with the untouched backbone instead.
+            backbone: Answer with the backbone instead, with `start` if there is one.
             stop: Strings that end the text.
 
         Raises:
@@ -402,7 +419,7 @@ class Learner:
             SnapshotError: a folder cannot be written.
         """
         components = self._components
-        base = BaseModel.from_settings(self.settings.backbone, components.shape.folder)
+        base = BaseModel.from_settings(self.settings.backbone, components.shape)
         exporter = Exporter(
             components.learner,
             components.adaptation,
@@ -518,7 +535,7 @@ def _prompt(given: str | Conversation) -> PromptInput:
     return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
 
 
-def _located(model: str, revision: str | None) -> dict[str, str]:
+def _located(model: str, revision: str | None, files: Sequence[str] = MODEL_FILES) -> dict[str, str]:
     """The settings of a model by its name; a folder stays what it is wherever the program changes to.
 
     Raises:
@@ -529,4 +546,4 @@ def _located(model: str, revision: str | None) -> dict[str, str]:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return {"model": str(folder.resolve())}
-    return {"model": model, "revision": revision or newest_revision(model)}
+    return {"model": model, "revision": revision or newest_revision(model, files)}

@@ -7,7 +7,7 @@ revision. Weights must be safetensors; code from a model's repository is never r
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerFast
 
 from streamlearn.errors import ConfigError
-from streamlearn.settings import BackboneSettings
+from streamlearn.settings import AdapterSettings, BackboneSettings
 
 NANO = Path(__file__).parent / "backbone" / "nano"
 NANO_VL = Path(__file__).parent / "backbone" / "nano-vl"
 BUILTIN = {"builtin:nano": NANO, "builtin:nano-vl": NANO_VL}
-_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
+MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
+LORA_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of a LoRA that PEFT saved: its options, and its weights."""
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 """Name of the token embeddings in the architectures that transformers has."""
 _DTYPES: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
@@ -41,7 +43,7 @@ def locate(settings: BackboneSettings) -> Path | None:
     Raises:
         ConfigError: no such builtin model or folder, no safetensors, not a hub id, or a hub id without pinned commit.
     """
-    return _local_folder(settings) or _hub_folder(settings, download=False)
+    return _local_folder(settings) or _hub_folder("backbone.model", settings.model, settings.revision, download=False)
 
 
 def fetch(settings: BackboneSettings) -> Path:
@@ -50,8 +52,30 @@ def fetch(settings: BackboneSettings) -> Path:
     Raises:
         ConfigError: see `locate`; or the download failed.
     """
-    folder = _local_folder(settings) or _hub_folder(settings, download=True)
+    folder = _local_folder(settings) or _hub_folder("backbone.model", settings.model, settings.revision, download=True)
     assert folder is not None, "a download that fails is an error"
+    return folder
+
+
+def find_start(settings: AdapterSettings, *, download: bool) -> Path | None:
+    """Return the folder of the LoRA `adapter.start`; None if there is none, or without `download` not on this machine.
+
+    Raises:
+        ConfigError: no such folder, not a hub id, or one without a pinned commit; the folder is no LoRA that PEFT
+            saved; or the download failed.
+    """
+    if settings.start is None:
+        return None
+    folder: Path | None = Path(settings.start).expanduser()
+    assert folder is not None
+    if not folder.is_dir():
+        _check_pinned("adapter.start", settings.start, "adapter.start_revision", settings.start_revision)
+        folder = _hub_folder("adapter.start", settings.start, settings.start_revision, LORA_FILES, download=download)
+    if folder is not None and (missing := [name for name in LORA_FILES if not (folder / name).is_file()]):
+        raise ConfigError(
+            f"adapter.start {settings.start}: must have {' and '.join(LORA_FILES)}, found no {missing[0]}; save the "
+            "LoRA with save_pretrained"
+        )
     return folder
 
 
@@ -60,11 +84,11 @@ def text_folder(folder: Path) -> Path:
     return NANO if folder == NANO_VL else folder
 
 
-def digest(*folders: Path) -> str:
+def digest(*folders: Path, files: Sequence[str] = MODEL_FILES) -> str:
     """Compute SHA-256, in hex, over name and content of every file that determines what the model computes."""
     total = hashlib.sha256()
     for folder in folders:
-        for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
+        for file in sorted({file for pattern in files for file in folder.glob(pattern)}):
             with file.open("rb") as content:
                 total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
@@ -135,17 +159,21 @@ def _local_folder(settings: BackboneSettings) -> Path | None:
                 f"backbone.model {name}: the folder has no *.safetensors; convert the weights with save_pretrained"
             )
         return folder
+    advice = (
+        "; in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
+    )
+    _check_pinned("backbone.model", name, "backbone.revision", settings.revision, advice)
+    return None
+
+
+def _check_pinned(key: str, name: str, revision_key: str, revision: str | None, advice: str = "") -> None:
     if not _is_hub_id(name):
+        raise ConfigError(f"{key} {name}: no such folder, and not a hub id of the form owner/name{advice}")
+    if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise ConfigError(
-            f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-            "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
-        )
-    if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
-        raise ConfigError(
-            f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {settings.revision!r}; "
+            f"{revision_key}: a hub id needs a pinned commit of 40 hex digits, found {revision!r}; "
             "copy it from the list of commits on the model's page"
         )
-    return None
 
 
 def _is_hub_id(name: str) -> bool:
@@ -159,25 +187,24 @@ def _is_hub_id(name: str) -> bool:
     return "/" in name
 
 
-def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
+def _hub_folder(
+    key: str, model: str, revision: str | None, files: Sequence[str] = MODEL_FILES, *, download: bool
+) -> Path | None:
     """Return the folder of a hub model in the hub's cache; without `download`, None unless all files are there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
-    model, revision = settings.model, settings.revision
     try:
         return Path(
-            snapshot_download(model, revision=revision, allow_patterns=list(_FILES), local_files_only=not download)
+            snapshot_download(model, revision=revision, allow_patterns=list(files), local_files_only=not download)
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         if not download:
             return None
-        raise ConfigError(
-            f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
-        ) from error
+        raise ConfigError(f"{key} {model} at {revision}: cannot be downloaded from the hub: {error}") from error
 
 
-def newest_revision(model: str) -> str:
+def newest_revision(model: str, files: Sequence[str] = MODEL_FILES) -> str:
     """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
 
     Raises:
@@ -190,7 +217,7 @@ def newest_revision(model: str) -> str:
         raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
     for is_offline in (True, False):
         try:
-            return Path(snapshot_download(model, allow_patterns=list(_FILES), local_files_only=is_offline)).name
+            return Path(snapshot_download(model, allow_patterns=list(files), local_files_only=is_offline)).name
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
             if not is_offline:
                 raise ConfigError(f"{model}: cannot be downloaded from the hub: {error}") from error

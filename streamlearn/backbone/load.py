@@ -19,11 +19,12 @@ from transformers.utils import logging
 
 from streamlearn.backbone import attention, nano_vl
 from streamlearn.backbone.checks import find_plain_head, packing_obstacle
+from streamlearn.backbone.lora import StartLora, load_start, merge
 from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
 from streamlearn.model_files import NANO, NANO_VL, digest, fetch
-from streamlearn.settings import BackboneSettings
+from streamlearn.settings import AdapterSettings, BackboneSettings
 from streamlearn.shift.features import CHUNK, token_vectors
 
 
@@ -92,9 +93,11 @@ class Outline:
     folder: Path
     config: Any
     linears: Mapping[str, tuple[int, int]]
-    """(In, out) features of every linear in the decoder, by name."""
+    """(In, out) features of every linear in the decoder, by name in the model."""
     tower_linears: Mapping[str, tuple[int, int]]
     """The same for vision tower and projector; empty for a text-only model."""
+    start: StartLora | None = None
+    """What `load` merges into the weights."""
 
     @property
     def is_vision(self) -> bool:
@@ -114,7 +117,7 @@ class Backbone:
     arithmetic: Arithmetic
     device: torch.device
     identity: Mapping[str, str]
-    """Model, revision, and the digest of its files."""
+    """Model, revision, and the digest of its files; where there is a start, its name and digest."""
     token_vectors: NDArray[np.float16]
     """See `token_vectors`."""
 
@@ -135,12 +138,13 @@ class Preprocessing:
     """See `Backbone.template`."""
 
 
-def outline(settings: BackboneSettings) -> Outline:
-    """Fetch the model's files and read the architecture.
+def outline(settings: BackboneSettings, adapter: AdapterSettings | None = None) -> Outline:
+    """Fetch the model's files and read the architecture, and the LoRA that regimes begin from, if `adapter` has one.
 
     Raises:
-        ConfigError: see `fetch`; or the folder has no causal language model that this transformers supports, or its
-            attention cannot be packed; or `backbone.quantization` needs a package that is not installed.
+        ConfigError: see `fetch` and `load_start`; or the folder has no causal language model that this transformers
+            supports, or its attention cannot be packed; or `backbone.quantization` needs a package that is not
+            installed.
     """
     check_installed(settings.quantization)
     folder = fetch(settings)
@@ -164,12 +168,10 @@ def outline(settings: BackboneSettings) -> Outline:
     inside = {id(module) for module in decoder.modules()}
     head = skeleton.get_output_embeddings()
     tower = nn.ModuleDict() if not _is_vision(config) else skeleton
-    return Outline(
-        folder=folder,
-        config=config,
-        linears=_linears(decoder, lambda _: True),
-        tower_linears=_linears(tower, lambda module: id(module) not in inside and module is not head),
-    )
+    linears = _linears(skeleton, lambda module: id(module) in inside)
+    tower_linears = _linears(tower, lambda module: id(module) not in inside and module is not head)
+    start = None if adapter is None else load_start(adapter, settings, {**linears, **tower_linears})
+    return Outline(folder, config, linears, tower_linears, start)
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
@@ -263,6 +265,8 @@ def load(
             "copy tokenizer.json into the folder"
         )
     model.requires_grad_(requires_grad=False)
+    if shape.start is not None:
+        merge(model, shape.start)
     if settings.quantization != "none":
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
@@ -280,15 +284,16 @@ def load(
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape), vectors)
 
 
-def adopt(model: Any, tokenizer: Any) -> tuple[Outline, Backbone]:
-    """Freeze a text model that is loaded already, and let it attend as packed passes need it.
+def adopt(model: Any, tokenizer: Any, adapter: AdapterSettings) -> tuple[Outline, Backbone]:
+    """Freeze a text model that is loaded already, merge the start, and let it attend as packed passes need it.
 
     Args:
         model: A causal language model of transformers, in bfloat16 or float32; changed in place.
         tokenizer: Its tokenizer.
+        adapter: The `adapter` section.
 
     Raises:
-        ConfigError: it reads images, its attention cannot be packed, or it computes in another dtype.
+        ConfigError: see `load_start`; it reads images, its attention cannot be packed, or it computes in another dtype.
     """
     name = getattr(model, "name_or_path", "") or type(model).__name__
     settings = BackboneSettings.model_construct(model=name)
@@ -298,18 +303,24 @@ def adopt(model: Any, tokenizer: Any) -> tuple[Outline, Backbone]:
         raise ConfigError(f"{name}: must compute in bfloat16 or float32, found {model.dtype}; load it in one of them")
     if obstacle := _obstacle(model.config.get_text_config(), model.get_decoder()):
         raise _not_packable(settings, obstacle)
+    inside = {id(module) for module in model.get_decoder().modules()}
+    linears = _linears(model, lambda module: id(module) in inside)
+    start = load_start(adapter, settings, linears)
     model.set_attn_implementation(attention.NAME)
     model.requires_grad_(requires_grad=False).eval()
-    _measure(settings, model)
     total = hashlib.sha256()
     for key, tensor in model.state_dict().items():
         total.update(f"{key}\0{tensor.dtype}\n".encode())
         total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
-    identity = {"model": name, "revision": "", "digest": total.hexdigest()}
+    shape = Outline(Path(name), model.config, linears, {}, start)
+    identity = {"model": name, "revision": "", "digest": total.hexdigest(), **_start_identity(shape)}
+    if start is not None:
+        merge(model, start)
+    _measure(settings, model)
     vectors = _token_vectors(model)
     backbone = Backbone(model, tokenizer, None, None, arithmetic, model.device, identity, vectors)
-    return Outline(Path(name), model.config, _linears(model.get_decoder(), lambda _: True), {}), backbone
+    return shape, backbone
 
 
 def _token_vectors(model: Any) -> NDArray[np.float16]:
@@ -382,9 +393,14 @@ def load_tokenizer(shape: Outline) -> Any:
 
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
-    """Return the identity that a snapshot records: model, revision, and the digest of its files."""
+    """Return the identity that a snapshot records, see `Backbone.identity`."""
     folders = (shape.folder, NANO) if shape.folder == NANO_VL else (shape.folder,)
-    return {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
+    own = {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
+    return own | _start_identity(shape)
+
+
+def _start_identity(shape: Outline) -> dict[str, str]:
+    return {} if shape.start is None else {"start": shape.start.name, "start_digest": shape.start.digest}
 
 
 def device_of(settings: BackboneSettings) -> torch.device:

@@ -45,7 +45,7 @@ from streamlearn.errors import (
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
-from streamlearn.model_files import locate
+from streamlearn.model_files import find_start, locate
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot.files import StateLock
@@ -145,10 +145,10 @@ class Doctor:
 
     def _backbone(self) -> tuple[Level, str]:
         config, model = adapter_of(self.settings), self.settings.backbone.model
-        if locate(self.settings.backbone) is None:
+        if missing := _not_here(self.settings):
             self._failed.add("backbone")
-            return Level.WARNING, f"{model} is not on this machine: the first start fetches it from the hub"
-        shape = self._shape = outline(self.settings.backbone)
+            return Level.WARNING, f"{missing} is not on this machine: the first start fetches it from the hub"
+        shape = self._shape = outline(self.settings.backbone, self.settings.adapter)
         self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
@@ -410,7 +410,7 @@ def finding_table(finding: Finding) -> Table:
 def check_backbone(settings: Settings) -> str:
     """Check backbone, adapter, publication and trackers as a start does, and return the result as one sentence.
 
-    A hub model that is not on this machine is not fetched; its adapter is then not checked.
+    What is on the hub and not on this machine is not fetched; the adapter is then not checked.
 
     Raises:
         ConfigError: `run` would refuse one of them.
@@ -418,16 +418,29 @@ def check_backbone(settings: Settings) -> str:
     config = adapter_of(settings)
     _check_device_name(settings.backbone.device)
     name = settings.backbone.model
-    shape = None if locate(settings.backbone) is None else outline(settings.backbone)
+    missing = _not_here(settings)
+    shape = None if missing else outline(settings.backbone, settings.adapter)
     if shape is not None:
         check_adapter(config, shape.linears, shape.tower_linears)
         decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:
-        return f"valid; backbone {name} would be fetched on first start, adapter not checked"
+        return f"valid; {missing} would be fetched on first start, adapter not checked"
     activated = activated_parameters(config, shape.linears)
     return f"valid; adapter {settings.adapter.preset} fits {name}, {activated:,} parameters activated per token"
+
+
+def _not_here(settings: Settings) -> str | None:
+    """Name of what the first start would fetch from the hub, if anything.
+
+    Raises:
+        ConfigError: see `locate` and `find_start`.
+    """
+    backbone, adapter = settings.backbone, settings.adapter
+    if locate(backbone) is None:
+        return f"backbone {backbone.model}"
+    return f"adapter {adapter.start}" if adapter.start and find_start(adapter, download=False) is None else None
 
 
 def _check_device_name(name: str) -> None:

@@ -55,7 +55,7 @@ def restored_model(settings: Settings, name: str, *, same_dtype: bool) -> Iterat
         ConfigError: no snapshot has this name, or it belongs to another backbone, adapter or configuration.
     """
     snapshot = _find(settings, name)
-    config, shape = adapter_of(settings), outline(settings.backbone)
+    config, shape = adapter_of(settings), outline(settings.backbone, settings.adapter)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
     check(config, shape.linears, shape.tower_linears)
     check_compatible(
@@ -178,7 +178,7 @@ def export(
             format does not know the backbone.
     """
     with restored_model(settings, snapshot, same_dtype=False) as restored:
-        base_model = BaseModel.from_settings(restored.settings.backbone, restored.shape.folder, name=base)
+        base_model = BaseModel.from_settings(restored.settings.backbone, restored.shape, name=base)
         options = ExportOptions(out, form, base_model, approximate=approximate)
         exporter = Exporter(
             restored.model.learner,

@@ -62,7 +62,7 @@ class Components:
         config = adapter_of(settings)
         self._backbone: Backbone | None = None
         if backbone is None:
-            shape = outline(settings.backbone)
+            shape = outline(settings.backbone, settings.adapter)
         else:
             shape, self._backbone = backbone
         self._own_source = source

@@ -91,6 +91,6 @@ def _join(settings: Settings, place: ProcessRank) -> Channel:
 
 def _load(settings: Settings, dtype: str, offloaded: Path, mesh: DeviceMesh | None) -> Model:
     """The leader's model, which checked the settings before."""
-    config, shape = adapter_of(settings), outline(settings.backbone)
+    config, shape = adapter_of(settings), outline(settings.backbone, settings.adapter)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
     return Model(settings, shape, config, dtype, offloaded, mesh=mesh)

@@ -11,10 +11,11 @@ from streamlearn.adapters.context import NO_REGIME
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.adapters.tuner import SHARED
 from streamlearn.backbone.load import Outline
+from streamlearn.backbone.lora import PlainLora
 from streamlearn.errors import SnapshotError, UsageError
 from streamlearn.export import formats
 from streamlearn.export.formats import BaseModel, ExportedRegime, Format, HoldoutLosses, card
-from streamlearn.export.lora import PlainLora, PlainLoraAdapter, mean_gates, plain_lora
+from streamlearn.export.lora import PlainLoraAdapter, mean_gates, plain_lora
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
@@ -111,6 +112,7 @@ class Exporter:
         lora, examples, regimes = self._lora(slot), self._examples(slot), self._adaptation.by_slot
         own = list(regimes.values()) if slot is None else [regimes[slot]]
         losses = holdout_losses(self._learner, examples, slot or 0, lora, pack_tokens=self._pack_tokens)
+        complete = self._options.base.complete(lora)
         exported = ExportedRegime(
             name=target.name,
             regime=None if slot is None else own[0].number,
@@ -121,9 +123,9 @@ class Exporter:
             visits=sum(regime.visits for regime in own),
             base=self._options.base,
             form=self._options.form,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            num_linears=len(lora.layers),
+            rank=complete.rank,
+            alpha=complete.alpha,
+            num_linears=len(complete.layers),
             is_approximate=self._config.num_experts > 1,
             losses=losses,
         )
@@ -131,7 +133,7 @@ class Exporter:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             if self._options.form == "gguf":
-                formats.write_gguf(staging, lora, self._shape.config)
+                formats.write_gguf(staging, complete, self._shape.config)
             else:
                 formats.write_peft(staging, lora, self._options.base)
             (staging / "README.md").write_text(card(exported), encoding="utf-8")

@@ -10,12 +10,12 @@ import orjson
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig, TaskType
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from streamlearn import __version__
+from streamlearn.backbone.load import Outline
+from streamlearn.backbone.lora import CONFIG, WEIGHTS, PlainLora, StartLora, read
 from streamlearn.errors import ConfigError, PublicationError, UsageError
-from streamlearn.export.lora import LoraMatrices, PlainLora
 from streamlearn.settings import BackboneSettings
 
 Format = Literal["peft", "gguf"]
@@ -29,13 +29,23 @@ class BaseModel:
     name: str
     """A hub id or a folder."""
     revision: str | None
+    start: StartLora | None = None
+    """What the learner's backbone has merged and this one has not, so that files have it."""
 
     @classmethod
-    def from_settings(cls, settings: BackboneSettings, folder: Path, *, name: str | None = None) -> Self:
-        """The backbone's hub id, or the `folder` that it was loaded from; `name` replaces both."""
+    def from_settings(cls, settings: BackboneSettings, shape: Outline, *, name: str | None = None) -> Self:
+        """The backbone's hub id, or the folder that it was loaded from; `name` replaces both."""
         if name is not None:
-            return cls(name, None)
-        return cls(settings.model if settings.revision else str(folder), settings.revision)
+            return cls(name, None, shape.start)
+        return cls(settings.model if settings.revision else str(shape.folder), settings.revision, shape.start)
+
+    def complete(self, lora: PlainLora) -> PlainLora:
+        """Add the start to a regime's LoRA."""
+        return lora if self.start is None else lora.after(self.start.lora)
+
+    def own(self, lora: PlainLora) -> PlainLora:
+        """Undo `complete`."""
+        return lora if self.start is None else lora.without(self.start.lora)
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class HoldoutLosses:
     exported: float
     daemon: float
     backbone: float
-    """Of the untouched backbone."""
+    """Of the backbone without a regime."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +95,12 @@ class ExportedRegime:
         return "exact"
 
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def write_peft(folder: Path, lora: PlainLora, base: BaseModel) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors`, in float32, into an existing folder."""
+    """Write a regime's LoRA, with the start, in float32 into an existing folder, as PEFT's `save_pretrained` would."""
+    lora = base.complete(lora)
     tensors: dict[str, torch.Tensor] = {}
     for name, matrices in lora.layers.items():
         tensors[f"{_PREFIX}{name}{_A}"] = matrices.A_ND
@@ -111,23 +121,16 @@ def write_peft(folder: Path, lora: PlainLora, base: BaseModel) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def read_peft(folder: Path) -> PlainLora:
-    """Read a folder that `write_peft` wrote.
+def read_peft(folder: Path, base: BaseModel) -> PlainLora:
+    """Read a folder that `write_peft` wrote for `base`, without the start.
 
     Raises:
         PublicationError: a file is missing or damaged.
     """
     try:
-        config = orjson.loads((folder / CONFIG).read_bytes())
-        tensors = load_file(folder / WEIGHTS)
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-        names = [name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A)]
-        layers = {
-            name: LoraMatrices(tensors[f"{_PREFIX}{name}{_A}"], tensors[f"{_PREFIX}{name}{_B}"]) for name in names
-        }
-    except (OSError, SafetensorError, orjson.JSONDecodeError, KeyError, ValueError) as error:
-        raise PublicationError(f"{folder}: expected a LoRA in PEFT's form, found: {error!r:.200}") from error
-    return PlainLora(layers, rank, alpha)
+        return base.own(read(folder))
+    except (OSError, ValueError) as error:
+        raise PublicationError(f"{folder}: expected a LoRA in PEFT's form, found: {error!s:.200}") from error
 
 
 def _sort_modules(file: Path) -> None:
@@ -210,6 +213,7 @@ def card(exported: ExportedRegime) -> str:
     title = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
     title += f" ({exported.label})" if exported.label else ""
     base, library = exported.base, {"peft": "peft", "gguf": "llama.cpp"}[exported.form]
+    begins = "" if base.start is None else f"\n| begins from | LoRA {base.start.name}, which is part of it |"
     revision = f" at revision `{base.revision}`" if base.revision else ""
     return f"""---
 base_model: {base.name}
@@ -228,23 +232,25 @@ one distribution, found by the learner.
 | snapshot | {exported.snapshot}, written {exported.written} |
 | records | {exported.records:,} in {exported.visits} visit{"s" * (exported.visits != 1)} |
 | LoRA | rank {exported.rank}, alpha {exported.alpha:g}, on {exported.num_linears} linear layers |
-| fidelity | {exported.fidelity} |
+| fidelity | {exported.fidelity} |{begins}
 
-{_losses(exported.losses)}## Use
+{_losses(exported)}## Use
 
 {_usage(exported)}"""
 
 
-def _losses(losses: HoldoutLosses | None) -> str:
+def _losses(exported: ExportedRegime) -> str:
+    losses, start = exported.losses, exported.base.start
     if losses is None:
         return ""
+    name = "untouched backbone" if start is None else f"backbone with {start.name}"
     return f"""On {losses.records} hold-out records, which were never trained on ({losses.tokens:,} answer tokens):
 
 | | loss, nats per token |
 |---|---|
 | this export | {losses.exported:.4f} |
 | the daemon | {losses.daemon:.4f} |
-| untouched backbone | {losses.backbone:.4f} |
+| {name} | {losses.backbone:.4f} |
 
 """
 

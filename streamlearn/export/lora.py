@@ -11,7 +11,6 @@ the same gate for all tokens:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from streamlearn.adapters.context import AdaptedLayer, RoutingDecision
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.adapters.tuner import Bank, banks
+from streamlearn.backbone.lora import LoraMatrices, PlainLora
 from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.stream.record import Example
@@ -29,29 +29,6 @@ from streamlearn.stream.record import Example
 
 _PREFIX = "base_model.model."
 _A, _B = ".head_lora_A", ".head_lora_B"
-
-
-@dataclass(frozen=True)
-class LoraMatrices:
-    """The matrices beside one linear, float32."""
-
-    A_ND: Tensor
-    B_ON: Tensor
-
-
-@dataclass(frozen=True)
-class PlainLora:
-    """A LoRA of one rank: y = W x + (alpha / rank) B A x in each of its layers."""
-
-    layers: Mapping[str, LoraMatrices]
-    """By the linear's name in the backbone, for example model.layers.0.mlp.up_proj."""
-    rank: int
-    alpha: float
-
-    @property
-    def scaling(self) -> float:
-        """Factor on B A x."""
-        return self.alpha / self.rank
 
 
 def plain_lora(

@@ -22,9 +22,9 @@ import orjson
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from streamlearn.backbone.lora import PlainLora
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel, read_peft, write_peft
-from streamlearn.export.lora import PlainLora
 from streamlearn.publish.publication import VERSION_FILE, Version, routing_bytes
 from streamlearn.snapshot.files import Files, SharedFiles, list_tree
 
@@ -100,8 +100,8 @@ class PublicationFiles:
         self._write_folder(self.path(version.name), write)  # 2.
 
     def lora(self, name: str) -> PlainLora:
-        """Read the weights of a version."""
-        return read_peft(self.path(name))
+        """Read the weights of a version, without the start."""
+        return read_peft(self.path(name), self._base)
 
     def write_routing(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
         """Write a routing state and return its path in the folder."""

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from scipy.stats import permutation_test
 
 from streamlearn.adapters.context import NO_REGIME
+from streamlearn.backbone.lora import PlainLora
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
-from streamlearn.export.lora import PlainLora, PlainLoraAdapter
+from streamlearn.export.lora import PlainLoraAdapter
 from streamlearn.learner.evaluate import ExampleScore, score
 from streamlearn.learner.learner import Learner
 from streamlearn.publish.folder import PublicationFiles

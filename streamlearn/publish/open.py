@@ -80,7 +80,7 @@ def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) ->
             f"publish: expected a backbone that reads text only, found {settings.backbone.model}, which reads images: "
             "use `streamlearn export`, or remove the section"
         )
-    base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
+    base = BaseModel.from_settings(settings.backbone, shape, name=own.base_model)
     if re.fullmatch(rf"{re.escape(own.name)}(-regime-\d+(@.*)?)?", base.name):
         raise ConfigError(
             f"publish.base_model must differ from publish.name and from names of versions, found {base.name} beside "
@@ -107,7 +107,7 @@ def open_publisher(
     from streamlearn.publish.replicas import Replica, ReplicaSet
     from streamlearn.regimes.holdout import TimeBudget
 
-    base = BaseModel.from_settings(settings.backbone, shape.folder, name=own.base_model)
+    base = BaseModel.from_settings(settings.backbone, shape, name=own.base_model)
     folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
     upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder)

@@ -338,6 +338,7 @@ class AdapterPublisher:
             loss=candidate.backbone.loss,
             backbone_loss=candidate.backbone.other_loss,
         )
+        complete = self._targets.base.complete(candidate.lora)
         exported = ExportedRegime(
             name=version.name,
             regime=regime.number,
@@ -348,9 +349,9 @@ class AdapterPublisher:
             visits=regime.visits,
             base=self._targets.base,
             form="peft",
-            rank=candidate.lora.rank,
-            alpha=candidate.lora.alpha,
-            num_linears=len(candidate.lora.layers),
+            rank=complete.rank,
+            alpha=complete.alpha,
+            num_linears=len(complete.layers),
             is_approximate=False,
             losses=None,  # the gate's are in version.json
         )

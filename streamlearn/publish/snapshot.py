@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
-from streamlearn.export.lora import PlainLora, plain_lora
+from streamlearn.backbone.lora import PlainLora
+from streamlearn.export.lora import plain_lora
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot

@@ -41,6 +41,11 @@ class AdapterSettings(Section):
 
     preset: PresetName = "streamlearn"
     """Defaults of the keys below and of the objective."""
+    start: str | None = None
+    """A LoRA that PEFT saved, from which every regime begins: a hub id, or a local folder, written like backbone.model.
+    It is merged into the backbone's weights when they are loaded."""
+    start_revision: str | None = None
+    """Commit of its hub repository, 40 hex digits; required for a hub id."""
     rank: PositiveInt | None = None
     """Rank of an expert."""
     alpha: PositiveFloat | None = None

@@ -339,11 +339,12 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
         return changed
 
     changed = visit(settings)
-    model = settings.backbone.model
-    if model.startswith(("./", "../", "/", "~")):
-        changed["backbone"] = settings.backbone.model_copy(
-            update={"model": str((folder / Path(model).expanduser()).resolve())}
-        )
+    for name, key in (("backbone", "model"), ("adapter", "start")):
+        section = getattr(settings, name)
+        value = getattr(section, key)
+        if value is not None and value.startswith(("./", "../", "/", "~")):
+            path = (folder / Path(value).expanduser()).resolve()
+            changed[name] = section.model_copy(update={key: str(path)})
     return settings.model_copy(update=changed)
 
 

@@ -225,6 +225,9 @@ _MAX_REGIMES = "shift.max_regimes"
 """It may grow: remembered regimes keep their slots."""
 _RETURNS_REFUSED = "probe.max_returns_refused"
 """It affects future returns only."""
+_START = ("start", "start_digest")
+"""What a backbone's identity has of the LoRA that regimes begin from."""
+_START_SETTINGS = ("adapter.start", "adapter.start_revision")
 _ABSENT = object()
 
 
@@ -260,20 +263,24 @@ def check_compatible(
     """Return the accepted changes; empty when nothing differs.
 
     A backbone is identified by the digest of its files if both sides have one. The same files in another folder are the
-    same backbone, so `backbone.model` and `backbone.revision` may differ then.
+    same backbone, so `backbone.model` and `backbone.revision` may differ then. So it is with `adapter.start`.
 
     Raises:
-        SnapshotMismatchError: the backbone or the adapter's shape differs, a value differs that can never be accepted,
-            or an acceptable change was not accepted.
+        SnapshotMismatchError: the backbone, the start or the adapter's shape differs, a value differs that can never be
+            accepted, or an acceptable change was not accepted.
     """
     name = f"snapshot {manifest.step:08d}"
+    old, new = ({key: own[key] for key in _START if key in own} for own in (manifest.backbone, backbone))
+    same_start = old.get("start_digest") == new.get("start_digest")
+    if not same_start:
+        _refuse(f"{name} began from another LoRA", _changes(old, new, "adapter."))
     same_files = manifest.backbone.get("digest") is not None and manifest.backbone["digest"] == backbone.get("digest")
     if not same_files:
         _refuse(f"{name} was trained on another backbone", _changes(manifest.backbone, backbone, "backbone."))
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
     changes = _changes(manifest.config, fingerprint)
-    if same_files:
-        changes = [change for change in changes if change.key not in ("backbone.model", "backbone.revision")]
+    same = (("backbone.model", "backbone.revision") if same_files else ()) + (_START_SETTINGS if same_start else ())
+    changes = [change for change in changes if change.key not in same]
     _refuse(
         f"{name} cannot be continued with this configuration", [change for change in changes if not change.acceptable]
     )

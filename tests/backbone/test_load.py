@@ -168,8 +168,8 @@ def test_an_outline_needs_no_weights(folder: Path) -> None:
     shape = outline(settings_for(folder))
     mlp = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
     attention = {"q_proj": (32, 32), "k_proj": (32, 16), "v_proj": (32, 16), "o_proj": (32, 32)}
-    expected = {f"layers.{i}.mlp.{name}": sizes for i in range(2) for name, sizes in mlp.items()}
-    expected |= {f"layers.{i}.self_attn.{name}": sizes for i in range(2) for name, sizes in attention.items()}
+    expected = {f"model.layers.{i}.mlp.{name}": sizes for i in range(2) for name, sizes in mlp.items()}
+    expected |= {f"model.layers.{i}.self_attn.{name}": sizes for i in range(2) for name, sizes in attention.items()}
     assert shape.linears == expected
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from streamlearn.adapters.context import routing_context
+from streamlearn.backbone.lora import WEIGHTS
 from streamlearn.cli.offline import export, restored_model
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export import formats
@@ -40,9 +41,12 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-base, prompts, answers, *folders = sys.argv[1:]
+base, prompts, answers, beside, *folders = sys.argv[1:]
 for folder in folders:
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
+    if beside:
+        model.load_adapter(beside, "beside")
+        model.base_model.set_adapter(["default", "beside"])
     with torch.no_grad():
         rows = {name: model(input_ids=ids[None]).logits[0] for name, ids in load_file(prompts).items()}
     save_file(rows, f"{answers}/{folder.rpartition('/')[2]}.safetensors")
@@ -72,12 +76,17 @@ def daemons_logits(settings: Settings, slot: int) -> tuple[dict[str, Tensor], di
 
 
 def stock_logits(
-    base: Path, folders: Sequence[Path], tokens: dict[str, Tensor], tmp_path: Path
+    base: Path, folders: Sequence[Path], tokens: dict[str, Tensor], tmp_path: Path, *, beside: Path | None = None
 ) -> list[dict[str, Tensor]]:
-    """What transformers and PEFT compute with each folder, in a process that cannot import streamlearn."""
+    """What transformers and PEFT compute with each folder, in a process that cannot import streamlearn.
+
+    `beside`: a folder whose LoRA is added to each of them.
+    """
     prompts = tmp_path / "prompts.safetensors"
     save_file(tokens, prompts)
-    subprocess.run([sys.executable, "-c", SCRIPT, base, prompts, tmp_path, *folders], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, base, prompts, tmp_path, beside or "", *folders], check=True, timeout=300
+    )
     return [load_file(tmp_path / f"{folder.name}.safetensors") for folder in folders]
 
 
@@ -160,7 +169,7 @@ def test_where_tokens_choose_nothing_is_written_unless_asked_for(
 def test_llama_cpp_gets_the_same_matrices(learned: Settings, tmp_path: Path) -> None:
     written(learned, tmp_path / "out", regimes=[1])
     written(learned, tmp_path / "gguf", regimes=[1], form="gguf")
-    expected = load_file(tmp_path / "out" / "regime-1" / formats.WEIGHTS)
+    expected = load_file(tmp_path / "out" / "regime-1" / WEIGHTS)
     reader = gguf.GGUFReader(tmp_path / "gguf" / "regime-1" / formats.GGUF)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}

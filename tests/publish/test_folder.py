@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from streamlearn.backbone.lora import LoraMatrices, PlainLora
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel
-from streamlearn.export.lora import LoraMatrices, PlainLora
 from streamlearn.publish.folder import PublicationFiles, check_folder
 from streamlearn.publish.publication import Version
 from streamlearn.snapshot.files import Files
