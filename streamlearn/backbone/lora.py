@@ -148,8 +148,8 @@ def read(folder: Path) -> PlainLora:
     patterns = config.get("alpha_pattern") or {}
 
     def scaling(name: str, rank: int) -> float:
-        alpha = patterns.get(get_pattern_key(patterns, name), config["lora_alpha"])
-        return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+        alpha: Any = patterns.get(get_pattern_key(patterns, name), config["lora_alpha"])
+        return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
     try:
         return from_tensors(tensors, scaling)

@@ -13,11 +13,13 @@ from peft import PeftModel
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from streamlearn.adapters.presets import HeadLoraConfig, objective, resolve, slot_of
+from streamlearn.adapters.presets import METHOD, HeadLoraConfig, objective, resolve, slot_of
 from streamlearn.adapters.tuner import SHARED, attach
 from streamlearn.backbone.load import Backbone, Outline, Preprocessing, load
 from streamlearn.daemon.process import return_freed_memory, return_freed_tensors
 from streamlearn.events import Event, get_logger
+from streamlearn.export.formats import BaseModel, regime_lora, write_peft
+from streamlearn.export.lora import expert_weights, plain_lora
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
 from streamlearn.learner.memory import random_state, restore_random_state
@@ -58,6 +60,7 @@ class Model:
             backbone: One that is loaded already.
         """
         torch.manual_seed(settings.seed)
+        self.base = BaseModel.from_settings(settings.backbone, shape)
         if settings.learner.activation_checkpointing:
             return_freed_tensors()
         self.backbone = load(settings.backbone, shape, dtype=dtype, mesh=mesh) if backbone is None else backbone
@@ -89,9 +92,9 @@ class Model:
         learner = self.learner
         state = state_part({**learner.state(), **random_state(learner.device), **components})
         if not learner.per_regime:
-            return [state, adapter_part(self.peft.save_pretrained)]
+            return [state, adapter_part(partial(save_adapter, learner, SHARED, self.base))]
         adapters = [
-            adapter_part(partial(save_adapter, learner, name), name=name, revision=revision)
+            adapter_part(partial(save_adapter, learner, name, self.base), name=name, revision=revision)
             for name, revision in learner.revisions.items()
         ]
         optimizer = [
@@ -103,7 +106,7 @@ class Model:
     def restore(self, snapshot: Snapshot) -> None:
         """Load a snapshot's weights, optimizer, random state and regimes in place."""
         tensors = snapshot.tensors()
-        load_adapters(self.learner, snapshot)
+        load_adapters(self.learner, snapshot, self.base)
         restore_random_state(tensors, self.learner.device)
         self.learner.load_state(tensors)
         self.adaptation.restore(snapshot.component("regimes", RegimesState))
@@ -129,25 +132,44 @@ def decoder_of(settings: Settings, backbone: Backbone | Preprocessing) -> Decode
     return decoder
 
 
-def save_adapter(learner: Learner, name: str, folder: Path) -> None:
-    """Write the PEFT folder of one regime's adapter, which has its name."""
-    # PEFT would list the weights of all adapters otherwise.
+def save_adapter(learner: Learner, name: str, base: BaseModel, folder: Path) -> None:
+    """Write the PEFT folder of an adapter: with one expert a head a LoRA, which needs no streamlearn to be loaded."""
+    config = learner.model.peft_config[name]
+    if config.num_experts == 1:
+        folder.mkdir()
+        write_peft(folder, plain_lora(learner.weights(name), config), base)
+        return
+    # PEFT would list the weights of all adapters otherwise, and makes a folder of any name but `SHARED` itself.
     weights = {f"{key}.{name}": tensor for key, tensor in learner.weights(name).items()}
-    learner.model.save_pretrained(folder.parent, selected_adapters=[name], state_dict=weights)
+    parent = folder if name == SHARED else folder.parent
+    learner.model.save_pretrained(parent, selected_adapters=[name], state_dict=weights)
+    (folder / "README.md").write_text(_ROUTED, encoding="utf-8")
 
 
-def load_adapters(learner: Learner, snapshot: Snapshot) -> None:
+_ROUTED = f"""Tokens choose among experts here ({METHOD}): PEFT loads this folder after `import streamlearn.adapters`.
+For programs without streamlearn, use `streamlearn export --approximate`.
+"""
+
+
+def load_adapters(learner: Learner, snapshot: Snapshot, base: BaseModel) -> None:
     """Restore the weights of a snapshot's adapters, and the moments of those of one regime.
 
     Where regimes have adapters of their own, those of the snapshot and no others have one then.
     """
+
+    def weights(name: str) -> Mapping[str, Tensor]:
+        config = next(iter(learner.model.peft_config.values()))
+        if config.num_experts > 1:
+            return snapshot.weights(name)
+        return expert_weights(regime_lora(snapshot, name, config, base), config)
+
     if not learner.per_regime:
-        learner.load_adapter(SHARED, snapshot.weights(), {})
+        learner.load_adapter(SHARED, weights(""), {})
         return
     names = snapshot.adapters()
     for name in names:
         learner.add_regime(slot_of(name), seed=0)  # every weight is replaced
-        learner.load_adapter(name, snapshot.weights(name), snapshot.moments(name))
+        learner.load_adapter(name, weights(name), snapshot.moments(name))
     learner.keep_regimes([slot_of(name) for name in names])
 
 

@@ -13,10 +13,12 @@ from peft import LoraConfig, TaskType
 from safetensors.torch import save_file
 
 from streamlearn import __version__
+from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
-from streamlearn.backbone.lora import CONFIG, WEIGHTS, PlainLora, StartLora, read
-from streamlearn.errors import ConfigError, PublicationError, UsageError
+from streamlearn.backbone.lora import CONFIG, WEIGHTS, PlainLora, StartLora, from_tensors, read
+from streamlearn.errors import ConfigError, PublicationError, SnapshotMismatchError, UsageError
 from streamlearn.settings import BackboneSettings
+from streamlearn.snapshot.parts import Snapshot
 
 Format = Literal["peft", "gguf"]
 """A folder that PEFT loads, or an adapter of llama.cpp."""
@@ -131,6 +133,22 @@ def read_peft(folder: Path, base: BaseModel) -> PlainLora:
         return base.own(read(folder))
     except (OSError, ValueError) as error:
         raise PublicationError(f"{folder}: expected a LoRA in PEFT's form, found: {error!s:.200}") from error
+
+
+def regime_lora(snapshot: Snapshot, adapter: str, config: HeadLoraConfig, base: BaseModel) -> PlainLora:
+    """Read what `write_peft` wrote for one of a snapshot's adapters, without the start.
+
+    Raises:
+        SnapshotMismatchError: it is no LoRA; an earlier build wrote it.
+        SnapshotError: see `Snapshot.weights`.
+    """
+    try:
+        return base.own(from_tensors(snapshot.weights(adapter), lambda *_: config.scaling))
+    except ValueError as error:
+        raise SnapshotMismatchError(
+            f"snapshot {snapshot.name}: adapters must be LoRAs, found {error}: run the build that wrote it, or start "
+            "over with --fresh, which keeps the old snapshots in another folder"
+        ) from error
 
 
 def _sort_modules(file: Path) -> None:

@@ -56,6 +56,16 @@ def plain_lora(
     return PlainLora(layers, rank, config.scaling * rank)
 
 
+def expert_weights(lora: PlainLora, config: HeadLoraConfig) -> dict[str, Tensor]:
+    """Return the blocks of eq. (1), bit for bit: the inverse of `plain_lora`, with one expert a head."""
+    H, R, weights = config.num_heads, config.r, dict[str, Tensor]()
+    for linear, matrices in lora.layers.items():
+        A_HRHS = matrices.A_ND.view(H, R, H, -1)
+        weights[f"{_PREFIX}{linear}{_A}"] = torch.stack([A_HRHS[m, :, m] for m in range(H)])[:, None]
+        weights[f"{_PREFIX}{linear}{_B}"] = matrices.B_ON.T.reshape(H, 1, R, -1)
+    return weights
+
+
 class PlainLoraAdapter:
     """Applies a plain LoRA, see `ParallelAdapter`."""
 

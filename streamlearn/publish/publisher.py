@@ -284,7 +284,7 @@ class AdapterPublisher:
         """Steps 1 to 5; return why versions that passed the gate could not be loaded, if so."""
         started, folder = self._clock(), self._targets.folder
         try:
-            snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._settings, self._config)
+            snapshot = SnapshotRegimes(Snapshot(path, read_manifest(path)), self._config, self._targets.base)
             decisions = self._gate.decide(snapshot, self._published())  # 1.
             candidates = [decision.candidate for decision in decisions if decision.candidate is not None]
             retried = set(self._unpublished)

@@ -12,9 +12,8 @@ import numpy as np
 
 from streamlearn.adapters.presets import HeadLoraConfig, regime_adapter
 from streamlearn.backbone.lora import PlainLora
-from streamlearn.export.lora import plain_lora
+from streamlearn.export.formats import BaseModel, regime_lora
 from streamlearn.regimes.regime import RegimesState
-from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.stream.record import Example
 
@@ -44,10 +43,10 @@ class RegimeOfSnapshot:
 class SnapshotRegimes:
     """The regimes of one snapshot. Its methods raise SnapshotError where a file is gone or damaged."""
 
-    def __init__(self, snapshot: Snapshot, settings: Settings, config: HeadLoraConfig) -> None:
+    def __init__(self, snapshot: Snapshot, config: HeadLoraConfig, base: BaseModel) -> None:
         self.snapshot = snapshot
-        self._settings = settings
         self._config = config
+        self._base = base
 
     @property
     def step(self) -> int:
@@ -77,8 +76,8 @@ class SnapshotRegimes:
         return sorted(regimes, key=lambda regime: regime.number)
 
     def lora(self, slot: int) -> PlainLora:
-        """Read a regime's weights as a plain LoRA."""
-        return plain_lora(self.snapshot.weights(regime_adapter(slot)), self._config)
+        """Read a regime's weights, without the start."""
+        return regime_lora(self.snapshot, regime_adapter(slot), self._config, self._base)
 
     def holdouts(self, slot: int) -> dict[str, Example]:
         """The hold-out records of a regime, by the digest of their tokens."""

@@ -121,6 +121,28 @@ def test_stock_peft_computes_what_the_daemon_computes(learned: Settings, backbon
         assert regime.losses.exported == pytest.approx(regime.losses.daemon, abs=1e-5)
 
 
+@pytest.mark.parametrize("shape", ["adapter of its own", "lora"])
+def test_stock_peft_opens_what_a_snapshot_has(
+    make: Callable[..., Settings], backbone: Path, tmp_path: Path, shape: str
+) -> None:
+    """The folder of a regime, or of all, is a LoRA where a head has one expert; it needs no export."""
+    adapter = {"preset": "lora", "num_heads": None} if shape == "lora" else {}
+    settings = make(stream("animals", "sums"), adapter=adapter)
+    run(settings)
+    newest = max((settings.state / "snapshots").iterdir())
+    tokens, expected = daemons_logits(settings, 1)
+    folder = newest / "adapter" / ("" if shape == "lora" else "regime1")
+    (found,) = stock_logits(backbone, [folder], tokens, tmp_path)
+    assert_same(expected, found)
+
+
+def test_a_snapshot_that_stock_peft_cannot_open_says_what_can(make: Callable[..., Settings]) -> None:
+    settings = make(stream("animals"), adapter={"preset": "streamlearn-routed"})
+    run(settings)
+    folder = max((settings.state / "snapshots").iterdir()) / "adapter" / "regime0"
+    assert "export --approximate" in (folder / "README.md").read_text()
+
+
 def test_beside_a_quantized_backbone_the_export_is_still_exact(
     make: Callable[..., Settings], backbone: Path, tmp_path: Path
 ) -> None:

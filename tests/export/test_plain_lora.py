@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.export.lora import plain_lora
+from streamlearn.export.lora import expert_weights, plain_lora
 
 LINEAR = "model.layers.0.mlp.up_proj"
 IN, OUT = 24, 10
@@ -46,6 +46,15 @@ def test_one_expert_a_head_is_a_plain_lora(heads: int, rank: int, alpha: float) 
     assert matrices.B_ON.shape == (OUT, lora.rank)
     expected = looped(weights, config, x_D, torch.ones(heads, 1))
     torch.testing.assert_close(lora.scaling * matrices.B_ON @ (matrices.A_ND @ x_D), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(heads=st.sampled_from([1, 2, 3, 4]), rank=st.integers(1, 3))
+def test_the_experts_come_back_bit_for_bit(heads: int, rank: int) -> None:
+    config = HeadLoraConfig(r=rank, num_heads=heads, num_experts=1, top_k=1)
+    A, B, _ = weights_of(config).items()
+    again = expert_weights(plain_lora(dict([A, B]), config), config)
+    assert list(again) == [A[0], B[0]]
+    assert all(torch.equal(again[name], tensor) for name, tensor in (A, B))
 
 
 def test_mean_gates_weigh_the_experts() -> None:

@@ -81,7 +81,7 @@ def test_an_export_is_the_sum_of_the_start_and_of_what_the_regime_learned(
 ) -> None:
     """For stock PEFT both are one LoRA of the backbone; its card says so."""
     start = save_lora(tiny, tmp_path / "start", **FORMS["patterns"])
-    learner = make(start=start, holdout={"every_records": 5})
+    learner = make(start=start, state=tmp_path / "state", holdout={"every_records": 5})
     list(learner.learn(ROWS))
     (exported,) = learner.export(tmp_path)
     own = tmp_path / "own"
@@ -91,6 +91,9 @@ def test_an_export_is_the_sum_of_the_start_and_of_what_the_regime_learned(
     found, *others = stock_logits(tiny, [exported, start, own], TOKENS, tmp_path)
     assert_same(logits(learner), found)
     assert not any(torch.allclose(other["0"], found["0"], atol=1e-2) for other in others)
+    saved = learner.save() / "adapter" / "regime0"
+    (in_snapshot,) = stock_logits(tiny, [saved], TOKENS, tmp_path)
+    assert_same(in_snapshot, found)
     (both,) = stock_logits(tiny, [start], TOKENS, tmp_path, beside=own)
     assert_same(both, found)
     card = (exported / "README.md").read_text()
