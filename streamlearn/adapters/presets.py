@@ -415,6 +415,12 @@ def adapter_bytes(config: HeadLoraConfig, shapes: LinearShapes) -> int:
     return activated_parameters(config, shapes) * config.num_experts // config.selected * 3 * 4
 
 
+def snapshot_bytes(config: HeadLoraConfig, shapes: LinearShapes) -> int:
+    """The same in a snapshot, where an adapter with one expert a head is a LoRA: A has zeros between the heads."""
+    zeros = sum((config.num_heads - 1) * config.r * i for i, _ in decoder_targets(config, shapes).values())
+    return adapter_bytes(config, shapes) + (4 * zeros if config.num_experts == 1 else 0)
+
+
 def _check_names(key: str, names: Sequence[str], shapes: LinearShapes) -> None:
     for target in names:
         if not targets([target], shapes):

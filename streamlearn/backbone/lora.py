@@ -40,6 +40,7 @@ _OPTIONS = re.compile(
 """Options of PEFT's `LoraConfig` that do not matter once the tensors are known, or that `read` applies."""
 _INITIAL = (None, True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the backbone's weights alone."""
+_MERGE = "merge it with PEFT (merge_and_unload, save_pretrained) and name that folder in backbone.model"
 
 
 @dataclass(frozen=True)
@@ -206,9 +207,6 @@ def load_start(
                 f"found {found}; choose a LoRA that was trained on {backbone.model}, or {_MERGE}"
             )
     return StartLora(str(adapter.start), digest(folder, files=LORA_FILES), lora)
-
-
-_MERGE = "merge it with PEFT (merge_and_unload, save_pretrained) and name that folder in backbone.model"
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
-from streamlearn.adapters.presets import activated_parameters, adapter_bytes
+from streamlearn.adapters.presets import activated_parameters, adapter_bytes, snapshot_bytes
 from streamlearn.adapters.presets import check as check_adapter
 from streamlearn.backbone.load import Outline, choose, device_of, load_preprocessing, outline
 from streamlearn.backbone.load import identity as backbone_identity
@@ -257,7 +257,7 @@ class Doctor:
         assert self._shape is not None, "the check of the backbone came before"
         one = adapter_bytes(config, self._shape.linears)
         in_memory = min(limit, self.settings.adapter.max_in_memory)
-        disk, free = one * limit * COPIES, _free_disk(self.settings.state)
+        disk, free = snapshot_bytes(config, self._shape.linears) * limit * COPIES, _free_disk(self.settings.state)
         text = f"at most {limit} adapters of {one / 2**20:.1f} MiB: {_gib(disk)} of disk, "
         text += f"{_gib(one * in_memory)} of memory for {in_memory} of them (adapter.max_in_memory)"
         if disk > free:

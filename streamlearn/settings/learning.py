@@ -178,8 +178,8 @@ class ShiftSettings(Section):
     unlike as tasks with different instructions are separated earlier."""
     max_regimes: int = Field(default=256, ge=2, le=4096)
     """Maximum regimes remembered; may grow between runs. Each takes about 60 kB of memory and of a snapshot, more where
-    records are long. A regime's own adapter takes three times its size on disk, and in memory if it is one of
-    adapter.max_in_memory."""
+    records are long. A regime's own adapter takes three times its size in memory if it is one of
+    adapter.max_in_memory, and up to four times on disk."""
 
 
 class HoldoutSettings(Section):
