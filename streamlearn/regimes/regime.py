@@ -41,6 +41,8 @@ class Regime:
     first_record: int | None = None
     last_record: int | None = None
     holdouts: Reservoir = field(default_factory=Reservoir)
+    rehearsal: Reservoir = field(default_factory=Reservoir)
+    """Records that it was trained on, for `learner.rehearsal`; empty without it."""
     scores: ScoreHistory = field(default_factory=ScoreHistory)
     losses: list[float] = field(default_factory=list)
     """Losses of its newest records before each was trained on, nats per learned token; oldest first."""
@@ -83,8 +85,9 @@ class Regime:
         self.status = None
 
     def forget_records(self) -> None:
-        """Discard losses, hold-out records and scores: the regime's answers changed, and the newest are right."""
-        self.losses, self.holdouts, self.scores, self.status = [], Reservoir(), ScoreHistory(), None
+        """Discard losses, records and scores: the regime's answers changed, and the newest are right."""
+        self.losses, self.scores, self.status = [], ScoreHistory(), None
+        self.holdouts, self.rehearsal = Reservoir(), Reservoir()
 
     def describe(self, *, is_current: bool, prequential_loss: float | None) -> RegimeStatus:
         """The regime as it is published."""
@@ -101,6 +104,7 @@ class Regime:
             last_record=self.last_record,
             prequential_loss=prequential_loss,
             holdout_records=len(self.holdouts.records),
+            rehearsal_records=len(self.rehearsal.records),
             history=tuple(scores.points),
             best_accuracy=scores.best_accuracy,
             end_accuracy=scores.at_end.accuracy if scores.at_end is not None else None,
@@ -149,7 +153,7 @@ class RegimesState:
     suspected: list[Shift] = field(default_factory=list)
     """Shifts of the answers that wait for confirmation, in the order of their alarms."""
     undivided: list[Shift] = field(default_factory=list)
-    """Splits whose regimes' hold-out records are not divided yet."""
+    """Splits whose regimes' records are not divided yet."""
     start_losses: list[dict[str, float]] = field(default_factory=list)
     """See `Fallback`."""
     monitor: MonitorState = field(default_factory=MonitorState)
