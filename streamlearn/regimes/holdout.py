@@ -130,7 +130,8 @@ class Reservoir:
         ratio = share / (1 - share)
         number = int(ratio * (self.seen + new)) - int(ratio * self.seen)
         size = min(number, len(self.records))
-        places = np.random.default_rng(seed).choice(len(self.records), size, replace=False) if size else ()
+        generator = np.random.default_rng([*seed, self.seen])
+        places = generator.choice(len(self.records), size, replace=False) if size else ()
         return [self.records[place].example for place in places]
 
     def move(self, new: "Reservoir", is_moved: Sequence[bool], *, size: int) -> None:

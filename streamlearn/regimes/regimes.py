@@ -337,7 +337,7 @@ class Regimes:
             for slot, new in Counter(slots).items():
                 if slot in self.by_slot:
                     regime = self.by_slot[slot]
-                    seed = (self._settings.seed, regime.number, self.state.records, update)
+                    seed = (self._settings.seed, regime.number, update)
                     drawn += [(one, slot) for one in regime.rehearsal.draw(learner.rehearsal, new, seed)]
             ends = list(accumulate(len(example) for example, _ in drawn))
             drawn = drawn[: bisect_right(ends, stream.batch_tokens)]

@@ -69,7 +69,7 @@ def test_the_share_of_drawn_records_does_not_depend_on_the_batches(sizes: list[i
     """At a quarter, one for every three new records; none before there is one, none twice in a draw."""
     sample, numbers = Reservoir(), list[int]()
     for new in sizes:
-        drawn = sample.draw(0.25, new, (0, 1, sample.seen))
+        drawn = sample.draw(0.25, new, (0, 1))
         assert len({int(record.input_ids[1]) for record in drawn}) == len(drawn)
         numbers.append(len(drawn))
         for number in range(new):
