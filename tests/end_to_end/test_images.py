@@ -85,7 +85,7 @@ def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     broker: Broker, backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:
-    """Every tensor is bit-equal, including images of hold-out and rehearsed records; every unusable image is one dead letter with a reason."""
+    """Every tensor is bit-equal, also images of samples; every unusable image is one dead letter with a reason."""
     runs, answers = {}, {}
     for name, kills in (("whole", []), ("killed", [9, 21, 34])):
         topic, dead = broker.new_topic(), broker.new_topic()
