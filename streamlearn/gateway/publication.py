@@ -23,7 +23,8 @@ from streamlearn.errors import PublicationError, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
-from streamlearn.publish.publication import FILE, Publication, PublishedRegime, load_tokenizer, read_routing
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
 from streamlearn.shift.monitor import MonitorState

@@ -35,7 +35,6 @@ from pydantic import (
 )
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from transformers import PreTrainedTokenizerFast
 
 from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
@@ -289,14 +288,3 @@ def read_routing(folder: Path, publication: Publication) -> MonitorState:
             f"{path}: expected the regimes of the publication, by slot {expected}, found {found}; publish again"
         )
     return state
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Load what `save_pretrained` of a fast tokenizer wrote.
-
-    AutoTokenizer would look it up by the model's type and import torch; `tokenizer.json` holds the whole tokenizer.
-
-    Raises:
-        OSError or ValueError: its files are missing or damaged.
-    """
-    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -66,8 +66,8 @@ class DividedBatch:
 
 
 @dataclass
-class SampledRecord:
-    """A record of a sample: what is saved of an example, and the example."""
+class KeptRecord:
+    """A record that is kept: what is saved of an example, and the example."""
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
@@ -81,7 +81,7 @@ class SampledRecord:
         self.example = Example(self.input_ids, self.labels, self.sample_type, truncation=self.truncation)
 
     @classmethod
-    def from_example(cls, example: Example) -> "SampledRecord":
+    def from_example(cls, example: Example) -> "KeptRecord":
         """Keep an example; the model's inputs of its images are computed again when they are needed."""
         images = tuple(image.data for image in example.images)
         record = cls(example.input_ids, example.labels, images, example.truncation, example.sample_type)
@@ -101,7 +101,7 @@ class Reservoir:
 
     seen: int = 0
     """Records of the regime so far."""
-    records: list[SampledRecord] = field(default_factory=list)
+    records: list[KeptRecord] = field(default_factory=list)
 
     @property
     def examples(self) -> tuple[Example, ...]:
@@ -113,7 +113,7 @@ class Reservoir:
         self.seen += 1
         if every == 0 or self.seen % every:
             return False
-        record, number = SampledRecord.from_example(example), self.seen // every
+        record, number = KeptRecord.from_example(example), self.seen // every
         if len(self.records) < size:
             self.records.append(record)
         else:

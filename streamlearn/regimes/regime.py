@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamlearn.codec import NOT_SAVED
-from streamlearn.regimes.holdout import Reservoir, ScoreHistory
+from streamlearn.regimes.holdout import KeptRecord, Reservoir, ScoreHistory
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
@@ -40,6 +40,8 @@ class Regime:
     records: int = 0
     first_record: int | None = None
     last_record: int | None = None
+    probed: list[KeptRecord] = field(default_factory=list)
+    """First records, which it was probed with, until its first segment ends; empty if the probe failed."""
     holdouts: Reservoir = field(default_factory=Reservoir)
     rehearsal: Reservoir = field(default_factory=Reservoir)
     """Records that it was trained on, for `learner.rehearsal`; empty without it."""
@@ -87,7 +89,7 @@ class Regime:
     def forget_records(self) -> None:
         """Discard losses, records and scores: the regime's answers changed, and the newest are right."""
         self.losses, self.scores, self.status = [], ScoreHistory(), None
-        self.holdouts, self.rehearsal = Reservoir(), Reservoir()
+        self.holdouts, self.rehearsal, self.probed = Reservoir(), Reservoir(), []
 
     def describe(self, *, is_current: bool, prequential_loss: float | None) -> RegimeStatus:
         """The regime as it is published."""
@@ -120,8 +122,12 @@ class ShiftReport:
     """Steps taken before it."""
     probe_tokens: int = 0
     probe_seconds: float = 0.0
+    probe_losses: tuple[float, float] | None = None
+    probe_failed: bool = False
     mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
+    similarity_range: tuple[float, float] | None = None
+    mean_importance: float | None = None
+    """See `Probe`; None without a transient expert."""
     started_from: int | None = None
     """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
     refused_return: int | None = None

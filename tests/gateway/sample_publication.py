@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.measuring import SAMPLE
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.gateway.publication import read_decoder
-from streamlearn.publish.publication import Publication, PublishedRegime, load_tokenizer, routing_bytes
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import Publication, PublishedRegime, routing_bytes
 from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift.features import Featurizer
 from streamlearn.shift.monitor import Monitor, MonitorState

@@ -14,7 +14,8 @@ from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
-from streamlearn.publish.publication import FILE, load_tokenizer
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import FILE
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.monitor import MonitorState
 from streamlearn.stream.decode import Decoder
