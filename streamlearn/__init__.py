@@ -1,4 +1,4 @@
-"""A daemon that keeps a frozen Hugging Face model learning from an endless stream."""
+"""A daemon that keeps a frozen Hugging Face model learning from an endless stream, and `Learner`, its loop alone."""
 
 import logging
 import sys
@@ -8,12 +8,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamlearn.library import Evaluation, Learner, Regime, Scores, Update
     from streamlearn.shift.drift_monitor import DriftMonitor
 
-__all__ = ["DriftMonitor", "__version__"]
+__all__ = ["DriftMonitor", "Evaluation", "Learner", "Regime", "Scores", "Update", "__version__"]
 __version__ = "0.2.0.dev0"
 
-_HOMES = {"DriftMonitor": "streamlearn.shift.drift_monitor"}
+_HOMES = {
+    "DriftMonitor": "streamlearn.shift.drift_monitor",
+    **dict.fromkeys(("Evaluation", "Learner", "Regime", "Scores", "Update"), "streamlearn.library"),
+}
 """The module of each public name, imported when the name is first used."""
 
 

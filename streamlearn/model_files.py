@@ -175,3 +175,23 @@ def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
         raise ConfigError(
             f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
         ) from error
+
+
+def newest_revision(model: str) -> str:
+    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
+
+    Raises:
+        ConfigError: the name is no hub id, or the hub cannot be asked.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    if not _is_hub_id(model):
+        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
+    for is_offline in (True, False):
+        try:
+            return Path(snapshot_download(model, allow_patterns=list(_FILES), local_files_only=is_offline)).name
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+            if not is_offline:
+                raise ConfigError(f"{model}: cannot be downloaded from the hub: {error}") from error
+    raise AssertionError("the last turn returns or raises")

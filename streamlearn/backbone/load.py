@@ -1,5 +1,6 @@
 """Check and load the frozen model; `outline` checks its architecture without reading weights."""
 
+import hashlib
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -265,8 +266,7 @@ def load(
     if settings.quantization != "none":
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
-    weight_VW = model.get_input_embeddings().weight  # before it is divided
-    vectors = token_vectors(rows_VW.float().numpy(force=True) for rows_VW in torch.split(weight_VW, CHUNK))
+    vectors = _token_vectors(model)  # before they are divided
     if mesh is not None:
         from streamlearn.backbone.shard import shard  # noqa: PLC0415  only a divided backbone needs it
 
@@ -278,6 +278,43 @@ def load(
     vision = None if processor is None else ProcessorVision(processor, model)
     template = getattr(processor, "chat_template", None)
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape), vectors)
+
+
+def adopt(model: Any, tokenizer: Any) -> tuple[Outline, Backbone]:
+    """Freeze a text model that is loaded already, and let it attend as packed passes need it.
+
+    Args:
+        model: A causal language model of transformers, in bfloat16 or float32; changed in place.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        ConfigError: it reads images, its attention cannot be packed, or it computes in another dtype.
+    """
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    settings = BackboneSettings.model_construct(model=name)
+    if _is_vision(model.config):
+        raise ConfigError(f"{name}: an image-text model needs its processor; pass the name of its folder instead")
+    if model.dtype not in (torch.bfloat16, torch.float32):
+        raise ConfigError(f"{name}: must compute in bfloat16 or float32, found {model.dtype}; load it in one of them")
+    if obstacle := _obstacle(model.config.get_text_config(), model.get_decoder()):
+        raise _not_packable(settings, obstacle)
+    model.set_attn_implementation(attention.NAME)
+    model.requires_grad_(requires_grad=False).eval()
+    _measure(settings, model)
+    total = hashlib.sha256()
+    for key, tensor in model.state_dict().items():
+        total.update(f"{key}\0{tensor.dtype}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
+    identity = {"model": name, "revision": "", "digest": total.hexdigest()}
+    vectors = _token_vectors(model)
+    backbone = Backbone(model, tokenizer, None, None, arithmetic, model.device, identity, vectors)
+    return Outline(Path(name), model.config, _linears(model.get_decoder(), lambda _: True), {}), backbone
+
+
+def _token_vectors(model: Any) -> NDArray[np.float16]:
+    rows = torch.split(model.get_input_embeddings().weight, CHUNK)
+    return token_vectors(rows_VW.float().numpy(force=True) for rows_VW in rows)
 
 
 def _measure(settings: BackboneSettings, model: Any) -> None:
