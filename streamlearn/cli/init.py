@@ -1,7 +1,6 @@
 """The init command: a starting configuration from a few answers."""
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,7 +47,7 @@ def init(
         str | None, typer.Option(help="builtin:nano, a folder, or a hub id such as Qwen/Qwen3-0.6B.", metavar="MODEL")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Commit of the hub id. By default the hub's newest.", metavar="COMMIT")
+        str | None, typer.Option(help="Commit of the hub id. By default the newest.", metavar="COMMIT")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Kafka topic to learn from.", metavar="NAME")] = None,
     bootstrap_servers: Annotated[
@@ -148,35 +147,17 @@ def _backbone(name: str, revision: str | None, folder: Path) -> dict[str, str]:
     Raises:
         ConfigError: there is no such model, or its newest commit cannot be read from the hub.
     """
-    from streamlearn.model_files import locate  # noqa: PLC0415 - not needed for --help
+    from streamlearn.model_files import locate, pinned  # noqa: PLC0415 - not needed for --help
     from streamlearn.settings import BackboneSettings  # noqa: PLC0415
 
-    path = Path(name).expanduser()
-    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not path.exists()
-    if is_hub_id and revision is None:
-        revision = _newest_commit(name)
-    locate(BackboneSettings(model=name, revision=revision))
-    if is_hub_id:
-        return {"model": name, "revision": str(revision)}
-    if path.is_dir():
-        name = _relative(path, folder)
+    commit = pinned(name, revision)
+    locate(BackboneSettings(model=name, revision=commit))
+    if commit is not None:
+        return {"model": name, "revision": commit}
+    if not name.startswith("builtin:"):
+        name = _relative(Path(name), folder)
         name = name if name.startswith(("/", "../")) else f"./{name}"
     return {"model": name}
-
-
-def _newest_commit(name: str) -> str:
-    import httpx2  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub import model_info  # noqa: PLC0415
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-
-    try:
-        return str(model_info(name).sha)
-    except (httpx2.HTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{name}: its newest commit cannot be read from the hub: {reason}; give one from the model's page as "
-            "--revision"
-        ) from error
 
 
 def _kafka(servers: str, topic: str) -> dict[str, Any]:

@@ -129,10 +129,7 @@ def test_a_hub_model_is_pinned_to_its_newest_commit(monkeypatch: pytest.MonkeyPa
     assert written("--yes", "--model", "owner/name", "--revision", COMMIT, "--force")["backbone"] == pinned
     error = run("--yes", "--model", "owner/name", "--force").exception
     assert isinstance(error, ConfigError)
-    assert str(error) == (
-        "owner/name: its newest commit cannot be read from the hub: no route; give one from the model's page as "
-        "--revision"
-    )
+    assert str(error) == ("owner/name: its newest commit cannot be read from the hub: no route; set revision")
 
 
 def offline(name: str) -> None:
@@ -156,7 +153,7 @@ def test_an_existing_file_is_overwritten_only_if_told(folder: Path) -> None:
         (["--topic", "a", "--jsonl", "b"], "expected either --topic and --bootstrap-servers, or --jsonl, found both"),
         (["absent/a.yaml"], "absent/a.yaml: cannot be written: No such file or directory"),
         (["--model", "builtin:huge"], "no such model"),
-        (["--model", "./huge"], "no such folder"),
+        (["--model", "./huge"], "must be a folder, a builtin model or a hub id"),
     ],
 )
 def test_what_cannot_work_writes_nothing(arguments: list[str], message: str, folder: Path) -> None:
