@@ -3,9 +3,9 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
@@ -122,7 +122,7 @@ def test_paths_are_relative_to_the_configuration(folder: Path) -> None:
 
 def test_a_hub_model_is_pinned_to_its_newest_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or to the given one; without an answer of the hub the message says what to do."""
-    monkeypatch.setattr("huggingface_hub.model_info", lambda name: huggingface_hub.ModelInfo(id=name, sha=COMMIT))
+    monkeypatch.setattr("huggingface_hub.model_info", lambda _: SimpleNamespace(sha=COMMIT))
     pinned = {"model": "owner/name", "revision": COMMIT}
     assert written("--yes", "--model", "owner/name")["backbone"] == pinned
     monkeypatch.setattr("huggingface_hub.model_info", offline)
