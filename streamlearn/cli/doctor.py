@@ -29,7 +29,7 @@ from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
 from streamlearn.adapters.presets import activated_parameters, adapter_bytes
 from streamlearn.adapters.presets import check as check_adapter
-from streamlearn.backbone.load import Outline, choose, device_of, load_preprocessing, locate, outline
+from streamlearn.backbone.load import Outline, choose, device_of, load_preprocessing, outline
 from streamlearn.backbone.load import identity as backbone_identity
 from streamlearn.daemon.checkpoint import StreamState
 from streamlearn.daemon.model import Model, adapter_of, adapter_shape, decoder_of
@@ -45,6 +45,7 @@ from streamlearn.errors import (
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
+from streamlearn.model_files import locate
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot.files import StateLock

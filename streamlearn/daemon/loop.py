@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from threadpoolctl import threadpool_limits
+
 from streamlearn.board import Board
 from streamlearn.controls import Control, Scope
 from streamlearn.daemon.build import Components
@@ -106,19 +108,26 @@ class Daemon:
             StreamlearnError: see errors.py. What is on disk by then is whole.
         """
         try:
-            self._start()
-            for batch in self.batches():
-                for shift in (*self.adaptation.not_entered(batch.late), *batch.shifts):
-                    self.enter(shift)
-                self.learn(batch)
-                self.save_if_due()
-                self.serve_jobs()
-                self.adaptation.score_stalest(idle=False)
-                self._compare_with_backbone(idle=False)
-                self._score_versions(idle=False)
-            self._finish()
+            # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
+            with threadpool_limits(1, user_api="blas"):
+                self.start()
+                for batch in self.batches():
+                    self.advance(batch)
+                self._finish()
         finally:
             self.job_runner.close()
+
+    def advance(self, batch: AssignedBatch) -> Step | None:
+        """Learn one batch, and do what is due after it; see `learn`."""
+        for shift in (*self.adaptation.not_entered(batch.late), *batch.shifts):
+            self.enter(shift)
+        step = self.learn(batch)
+        self.save_if_due()
+        self.serve_jobs()
+        self.adaptation.score_stalest(idle=False)
+        self._compare_with_backbone(idle=False)
+        self._score_versions(idle=False)
+        return step
 
     def batches(self) -> Iterator[AssignedBatch]:
         """stream/, shift/: the batches with their regimes decided, until the stream ends or `stop` is called.
@@ -134,7 +143,8 @@ class Daemon:
             elif not self._read():
                 return
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Make the start durable and announce it, before the first batch."""
         self.save_start()
         self.save_if_due()
         self._publish(self._phase, ready=True)

@@ -24,14 +24,8 @@ from streamlearn.errors import PublicationError, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
-from streamlearn.publish.publication import (
-    FILE,
-    Publication,
-    PublishedRegime,
-    load_tokenizer,
-    read_routing,
-    read_vectors,
-)
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing, read_vectors
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
 from streamlearn.shift.monitor import MonitorState

@@ -100,10 +100,18 @@ class AuxiliaryLoss(RoutingHook, Protocol):
 class Probe:
     """Result of `Hooks.probe`."""
 
-    tokens: int
+    probe_tokens: int
     """Tokens that it read."""
+    probe_losses: tuple[float, float]
+    """Mean loss over the first and the last third of its steps, nats per learned token."""
+    probe_failed: bool
+    """Whether the loss did not fall, so that nothing of it is used."""
     mean_similarity: float
     """Mean CKA of the records' own expert with the experts of the regimes so far."""
+    similarity_range: tuple[float, float]
+    """Lowest and highest mean CKA of a head, of all layers."""
+    mean_importance: float | None
+    """Mean importance of a weight; None unless it was measured."""
 
 
 class Hooks:
@@ -130,8 +138,8 @@ class Hooks:
         """Learn from the first records of a new regime what `open` needs, without changing the model."""
         raise NotImplementedError
 
-    def leave(self, slot: int) -> None:
-        """Called at the end of a segment of the regime in `slot`."""
+    def leave(self, slot: int, probed: Sequence[Example] = ()) -> None:
+        """Called at the end of a segment of the regime in `slot`; `probed`: what it was probed with, if it is new."""
 
     def open(self, slot: int, *, start: int | None = None) -> None:
         """Give `slot` to a new regime, the last one probed; `start`: slot of the regime it was split from, if any."""

@@ -4,7 +4,7 @@ import re
 import secrets
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Backbone, Outline

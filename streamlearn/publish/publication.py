@@ -35,7 +35,6 @@ from pydantic import (
 )
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from transformers import PreTrainedTokenizerFast
 
 from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
@@ -106,7 +105,7 @@ class Publication(_Model):
     routing: RelativePath
     """File with the routing state."""
     tokenizer: RelativePath
-    """Folder with the tokenizer and `token_vectors.npy`."""
+    """Folder with the tokenizer and `token_vectors.safetensors`."""
     regimes: Annotated[tuple[PublishedRegime, ...], Field(strict=False)]
     """The regimes of the routing state."""
 
@@ -291,12 +290,12 @@ def read_routing(folder: Path, publication: Publication) -> MonitorState:
     return state
 
 
-VECTORS_FILE = "token_vectors.npy"
+VECTORS_FILE = "token_vectors.safetensors"
 
 
 def write_vectors(folder: Path, vectors_VD: NDArray[np.float16]) -> None:
     """Write the token vectors of the daemon's features into the tokenizer's folder."""
-    np.save(folder / VECTORS_FILE, vectors_VD, allow_pickle=False)
+    (folder / VECTORS_FILE).write_bytes(save({"vectors": vectors_VD}))
 
 
 def read_vectors(folder: Path) -> NDArray[np.float16]:
@@ -307,20 +306,9 @@ def read_vectors(folder: Path) -> NDArray[np.float16]:
     """
     path = folder / VECTORS_FILE
     try:
-        vectors_VD: NDArray[np.float16] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        vectors_VD: NDArray[np.float16] = load(path.read_bytes())["vectors"]
+    except (OSError, SafetensorError, KeyError) as error:
         raise PublicationError(
             f"{path}: the token vectors cannot be read: {error}; publish and serve with the same release"
         ) from error
     return vectors_VD
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Load what `save_pretrained` of a fast tokenizer wrote.
-
-    AutoTokenizer would look it up by the model's type and import torch; `tokenizer.json` holds the whole tokenizer.
-
-    Raises:
-        OSError or ValueError: its files are missing or damaged.
-    """
-    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamlearn.codec import NOT_SAVED
-from streamlearn.regimes.holdout import Reservoir, ScoreHistory
+from streamlearn.regimes.holdout import HeldOutRecord, Reservoir, ScoreHistory
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
@@ -40,6 +40,8 @@ class Regime:
     records: int = 0
     first_record: int | None = None
     last_record: int | None = None
+    probed: list[HeldOutRecord] = field(default_factory=list)
+    """First records, which it was probed with, until its first segment ends; empty if the probe failed."""
     holdouts: Reservoir = field(default_factory=Reservoir)
     scores: ScoreHistory = field(default_factory=ScoreHistory)
     losses: list[float] = field(default_factory=list)
@@ -83,8 +85,9 @@ class Regime:
         self.status = None
 
     def forget_records(self) -> None:
-        """Discard losses, hold-out records and scores: the regime's answers changed, and the newest are right."""
-        self.losses, self.holdouts, self.scores, self.status = [], Reservoir(), ScoreHistory(), None
+        """Discard losses, records and scores: the regime's answers changed, and the newest are right."""
+        self.losses, self.probed, self.holdouts = [], [], Reservoir()
+        self.scores, self.status = ScoreHistory(), None
 
     def describe(self, *, is_current: bool, prequential_loss: float | None) -> RegimeStatus:
         """The regime as it is published."""
@@ -116,8 +119,12 @@ class ShiftReport:
     """Steps taken before it."""
     probe_tokens: int = 0
     probe_seconds: float = 0.0
+    probe_losses: tuple[float, float] | None = None
+    probe_failed: bool = False
     mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
+    similarity_range: tuple[float, float] | None = None
+    mean_importance: float | None = None
+    """See `Probe`; None without a transient expert."""
     started_from: int | None = None
     """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
     refused_return: int | None = None

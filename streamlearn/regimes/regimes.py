@@ -23,7 +23,7 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.holdout import DividedBatch, Forgetting, Role, TimeBudget
+from streamlearn.regimes.holdout import DividedBatch, Forgetting, HeldOutRecord, Role, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
@@ -206,7 +206,7 @@ class Regimes:
 
         `examples` are the records to measure it with, if any; `parent` is the slot of the regime it was split from.
         """
-        shift, learner, start = report.shift, self._learner, parent
+        shift, learner, start, probed = report.shift, self._learner, parent, []
         began = time.monotonic()
         if examples and self.by_slot and learner.routes_by_regime:
             measured = self._measure_start(shift.slot, examples)
@@ -215,8 +215,10 @@ class Regimes:
                 start = measured.slot
                 report = replace(report, probe_tokens=measured.tokens)
         if examples and not learner.per_regime:
-            probe = learner.hooks.probe(examples, shift.regime)
-            report = replace(report, probe_tokens=probe.tokens, mean_similarity=probe.mean_similarity)
+            report = replace(report, **vars(learner.hooks.probe(examples, shift.regime)))
+            if not report.probe_failed:
+                records = first_tokens(examples, self._settings.probe.similarity_tokens)
+                probed = [HeldOutRecord.from_example(example) for example in records]
         if examples:
             report = replace(report, probe_seconds=time.monotonic() - began)
             self.probe_seconds += report.probe_seconds
@@ -226,7 +228,7 @@ class Regimes:
         if learner.per_regime:
             learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=start)
         learner.hooks.open(shift.slot, start=start)
-        self.by_slot[shift.slot] = Regime(shift.regime, shift.slot, refused_return=report.refused_return)
+        self.by_slot[shift.slot] = Regime(shift.regime, shift.slot, refused_return=report.refused_return, probed=probed)
         return report
 
     def _measure_start(self, slot: int, examples: Sequence[Example]) -> HeadStart:
@@ -263,7 +265,9 @@ class Regimes:
             self._left.append(slot)  # the batch may have more of its records
         elif self.examples(slot):
             self._score_at_end(slot)
-        self._learner.hooks.leave(slot)
+        regime = self.by_slot[slot]
+        self._learner.hooks.leave(slot, [record.example for record in regime.probed])
+        regime.probed = []
 
     def _discard(self, slot: int) -> None:
         """Discard the regime in `slot`, if there is one."""
@@ -293,7 +297,18 @@ class Regimes:
             probe_s=round(report.probe_seconds, 2),
             started_from=report.started_from,
             refused_return=report.refused_return,
+            **self._transient_expert(report),
         )
+
+    @staticmethod
+    def _transient_expert(report: ShiftReport) -> dict[str, Any]:
+        """What a transient expert found, for the log; empty without one."""
+        if report.probe_losses is None:
+            return {}
+        names = ("probe_losses", "mean_similarity", "similarity_range", "mean_importance")
+        found = {name: getattr(report, name) for name in names}
+        rounded = {name: np.round(value, 4).tolist() for name, value in found.items() if value is not None}
+        return {"probe_failed": report.probe_failed, **rounded}
 
     # A batch.
 
@@ -603,6 +618,6 @@ class Regimes:
         self._left.clear()
         self._shifts = tuple(report.status for report in state.reports)
         for regime in state.regimes.values():
-            for record in regime.holdouts.records:
+            for record in [*regime.holdouts.records, *regime.probed]:
                 if record.images:
                     record.example = self._with_images(record.example, record.images)

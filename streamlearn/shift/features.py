@@ -3,16 +3,16 @@
     x = sum_t E[t] / |sum_t E[t]|                                                                           (1)
     b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
 
-E is the backbone's own table of token embeddings (`backbone.load.token_vectors`), so inputs that mean alike lie near
+E is the backbone's own table of token embeddings (`token_vectors`), so inputs that mean alike lie near
 each other in other words, too. Tokens that it lacks get random vectors: visual words, and all tokens of a tokenizer
 without a model. The tests compare them whitened (`reference`, eq. 1).
 
-The buckets b, with the length, classify single records; requests go by x as well (`routing`). A longer input is represented by its beginning and its end,
-where instructions usually are, and by evenly spaced tokens between them.
+The buckets b, with the length, classify single records; requests go by x as well (`routing`). A longer input is
+represented by its beginning and its end, where instructions usually are, and by evenly spaced tokens between them.
 """
 # Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of a backbone.
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +52,27 @@ def projection(width: int) -> NDArray[np.float32]:
     Johnson & Lindenstrauss 1984. It is the same for every daemon.
     """
     return _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
+
+
+CHUNK = 8192
+"""Rows of a table of embeddings that are converted at a time."""
+
+
+def token_vectors(chunks_VW: Iterable[NDArray[np.float32]]) -> NDArray[np.float16]:
+    """Project a backbone's token embeddings, `CHUNK` rows at a time, to unit vectors: the E of eq. (1), (V, D).
+
+    Dimensions are standardized before, as in the first chunk, since a few of them are huge in many backbones.
+    """
+    vectors: list[NDArray[np.float16]] = []
+    for rows_VW in chunks_VW:
+        if not vectors:
+            mean_W = rows_VW.mean(axis=0, dtype=np.float64).astype(np.float32)
+            scale_W = np.maximum(rows_VW.std(axis=0, dtype=np.float64, ddof=1), 1e-12).astype(np.float32)
+            projection_WD = projection(rows_VW.shape[1]) / scale_W[:, None]
+        x_VD = (rows_VW - mean_W) @ projection_WD
+        norm_V = np.maximum(np.linalg.norm(x_VD, axis=1), 1e-12)
+        vectors.append((x_VD / norm_V[:, None]).astype(np.float16))
+    return np.concatenate(vectors)
 
 
 def _generator(seed: int) -> np.random.Generator:

@@ -14,13 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.measuring import SAMPLE
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.gateway.publication import read_decoder
-from streamlearn.publish.publication import (
-    Publication,
-    PublishedRegime,
-    load_tokenizer,
-    routing_bytes,
-    write_vectors,
-)
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import Publication, PublishedRegime, routing_bytes, write_vectors
 from streamlearn.settings import ShiftSettings, StreamSettings
 from streamlearn.shift.features import NUM_FEATURES, Featurizer
 from streamlearn.shift.monitor import Monitor, MonitorState
@@ -69,7 +64,7 @@ def publish_sample(
     version: int = 184,
     *,
     state: Arrays | None = None,
-    vectors_VD: NDArray[np.float16] = np.zeros((0, NUM_FEATURES), np.float16),
+    vectors_VD: NDArray[np.float16] | None = None,
     held_back: Collection[int] = (),
     **changes: Any,
 ) -> Publication:
@@ -111,7 +106,8 @@ def publish_sample(
     (folder / publication.routing).write_bytes(routing_bytes(arrays))
     if not (folder / publication.tokenizer / "tokenizer.json").exists():
         nano_tokenizer().save_pretrained(folder / publication.tokenizer)
-    write_vectors(folder / publication.tokenizer, vectors_VD)
+    no_vectors = np.zeros((0, NUM_FEATURES), np.float16)
+    write_vectors(folder / publication.tokenizer, no_vectors if vectors_VD is None else vectors_VD)
     publication.write(folder)
     return publication
 

@@ -14,7 +14,8 @@ from streamlearn.http.responses import ApiError
 from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
-from streamlearn.publish.publication import FILE, VECTORS_FILE, load_tokenizer
+from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.publication import FILE, VECTORS_FILE
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.monitor import MonitorState
 from streamlearn.stream.decode import Decoder
@@ -43,7 +44,9 @@ def test_a_damaged_tokenizer_is_an_error_with_its_folder(published: Path, name: 
 def test_a_publication_without_token_vectors_is_refused(published: Path) -> None:
     """As one of an earlier version; the message says what to do."""
     (published / "tokenizer" / VECTORS_FILE).unlink()
-    with pytest.raises(PublicationError, match=r"token_vectors\.npy: .*; publish and serve with the same release"):
+    with pytest.raises(
+        PublicationError, match=r"token_vectors\.safetensors: .*; publish and serve with the same release"
+    ):
         LoadedPublication.read(published)
 
 

@@ -201,8 +201,8 @@ def test_a_frozen_router_stays_and_a_slow_one_moves_less(make_learner: MakeLearn
 
 @pytest.mark.parametrize("preset", ["streamlearn", "cp-moe", "mot", "loramoe"])
 def test_every_preset_goes_on_from_a_saved_state_bit_for_bit(make_learner: MakeLearner, preset: str) -> None:
-    """Also during warm-up, and with biases, path integrals and stages."""
-    straight, resumed = (make_learner(preset=preset, warmup_steps=6) for _ in range(2))
+    """Also during warm-up, and with biases, path integrals, stages and dropout."""
+    straight, resumed = (make_learner(preset=preset, warmup_steps=6, dropout=0.2) for _ in range(2))
     torch.manual_seed(1)
     for seed in range(3):
         straight.step(random_examples([8, 5], prompt_length=3, seed=seed), [0, 1])
