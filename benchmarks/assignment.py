@@ -199,6 +199,11 @@ class RequestScores:
 
 def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[str, Any]:
     """Return the metrics by prompt and number of tasks."""
+    with TemporaryDirectory() as folder:
+        return _measure_requests(data, others, backbone, Path(folder))
+
+
+def _measure_requests(data: Path, others: Path, backbone: Path | None, folder: Path) -> dict[str, Any]:
     tasks, suite = read_tasks(data, others, backbone, limit=TRAIN_RECORDS + KNOWN_RECORDS)
     level = ServeSettings().max_known_rejected
     result: dict[str, Any] = {}
@@ -207,9 +212,9 @@ def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[st
         for number, draws in DRAWS.items():
             for draw in range(draws if number < len(tasks) else 0):
                 rng = np.random.default_rng([0xAB, number, draw])
-                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng, backbone)
+                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng, folder, backbone)
                 scores[f"{number}"] = scores[f"{number}"] + drawn if draw else drawn
-        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]), backbone)
+        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]), folder, backbone)
         result[prompt] = {name: outcome.metrics(level) for name, outcome in scores.items()}
     result["setting"] = {
         "level": level,
@@ -225,9 +230,10 @@ def classify(
     chosen: Sequence[int],
     prompt: Prompt,
     rng: np.random.Generator,
+    folder: Path,
     backbone: Path | None = None,
 ) -> RequestScores:
-    """Let a monitor read the chosen tasks, and classify requests of all."""
+    """Let a monitor read the chosen tasks, and classify requests of all; it is published in `folder`."""
     stream: list[tuple[int, Example]] = []
     known: list[tuple[int, Example]] = []
     for task in chosen:
@@ -256,21 +262,24 @@ def classify(
         p_values[: len(known)],
         p_values[len(known) :],
         sum(one.slot == int(main_slots[task]) for one, (task, _) in zip(assigned, known, strict=False)),
-        differing(monitor, requests, assigned, text_featurizer(backbone)),
+        differing(monitor, requests, assigned, text_featurizer(backbone), folder),
         ended - prepared,
         prepared - started,
     )
 
 
 def differing(
-    monitor: Monitor, requests: Sequence[NDArray[np.int32]], assigned: Sequence[Assignment], featurizer: Featurizer
+    monitor: Monitor,
+    requests: Sequence[NDArray[np.int32]],
+    assigned: Sequence[Assignment],
+    featurizer: Featurizer,
+    folder: Path,
 ) -> int:
-    """Number of requests that a gateway routes otherwise than the monitor whose state was published."""
+    """Number of requests that a gateway routes otherwise than the monitor, whose state is published in a folder."""
     level, numbers = ServeSettings().max_known_rejected, monitor.trained.detector.numbers
-    with TemporaryDirectory() as name:
-        state, vectors_VD = to_arrays(monitor.trained), featurizer.table_VD
-        publish_sample(Path(name), state=state, vectors_VD=vectors_VD, max_known_rejected=level)
-        gateway = LoadedPublication.read(Path(name))
+    state, vectors_VD = to_arrays(monitor.trained), featurizer.table_VD
+    publish_sample(folder, state=state, vectors_VD=vectors_VD, max_known_rejected=level)
+    gateway = LoadedPublication.read(folder)
     theirs = [gateway.route(tuple(request.tolist())).regime for request in requests]
     own = [numbers[one.slot] if one.p_value >= level else None for one in assigned]
     return sum(one != other for one, other in zip(own, theirs, strict=True))

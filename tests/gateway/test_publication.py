@@ -44,9 +44,7 @@ def test_a_damaged_tokenizer_is_an_error_with_its_folder(published: Path, name: 
 def test_a_publication_without_token_vectors_is_refused(published: Path) -> None:
     """As one of an earlier version; the message says what to do."""
     (published / "tokenizer" / VECTORS_FILE).unlink()
-    with pytest.raises(
-        PublicationError, match=r"token_vectors\.safetensors: .*; publish and serve with the same release"
-    ):
+    with pytest.raises(PublicationError, match=r"token_vectors.safetensors: .*; publish and serve with"):
         LoadedPublication.read(published)
 
 
