@@ -200,6 +200,8 @@ class RegimeStatus:
     over up to 128 of them; null before one was measured since the regime began or its answers changed."""
     holdout_records: int = 0
     """Held-out records in its sample."""
+    rehearsal_records: int = 0
+    """Trained records in its sample for rehearsal."""
     history: tuple[Scoring, ...] = ()
     """Scorings of the sample, oldest first; a long history is thinned out."""
     best_accuracy: float | None = None
