@@ -1,13 +1,30 @@
-"""A daemon that keeps a frozen Hugging Face model learning from an endless stream."""
+"""A daemon that keeps a frozen Hugging Face model learning from an endless stream, and `Learner`, its loop alone."""
 
 import logging
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from streamlearn.library import Evaluation, Learner, Regime, Scores, Update
+    from streamlearn.shift.drift_monitor import DriftMonitor
+
+__all__ = ["DriftMonitor", "Evaluation", "Learner", "Regime", "Scores", "Update", "__version__"]
 __version__ = "0.2.0.dev0"
+
+_HOMES = {
+    "DriftMonitor": "streamlearn.shift.drift_monitor",
+    **dict.fromkeys(("Evaluation", "Learner", "Regime", "Scores", "Update"), "streamlearn.library"),
+}
+"""The module of each public name, imported when the name is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 # `importlib.util.LazyLoader` does the same, but before Python 3.13 a second `import` of the module counts as a use.

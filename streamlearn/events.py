@@ -1,14 +1,16 @@
 """Names of the log events, and how events are written.
 
 An event is a verb in the past tense with fields: `snapshot_written name=00018204 seconds=0.21`. On a terminal it is one
-readable line; elsewhere it is one JSON object per line, serialised by orjson.
+readable line; elsewhere it is one JSON object per line, serialised by orjson. A program that did not configure
+structlog hears of warnings and errors only, by `warnings`.
 """
 
 import logging
 import sys
+import warnings
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
@@ -103,8 +105,31 @@ Logger = structlog.stdlib.BoundLogger
 
 def get_logger(component: str) -> Logger:
     """Return a logger that adds the field `component` to its events."""
-    logger: Logger = structlog.get_logger(component=component)
-    return logger
+    return cast("Logger", _LazyLogger(component))
+
+
+class _LazyLogger:
+    """structlog's logger where structlog is configured when an event is logged; elsewhere `warnings`."""
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def __getattr__(self, name: str) -> Any:
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(component=self._component), name)
+        return _warn if name in _WARNED else _ignore
+
+
+_WARNED = ("warning", "error", "critical", "exception")
+
+
+def _warn(event: str, **fields: object) -> None:
+    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    warnings.warn(f"{event.replace('_', ' ')}: {details}", RuntimeWarning, stacklevel=3)
+
+
+def _ignore(event: str, **fields: object) -> None:
+    pass
 
 
 def configure_logging(

@@ -349,9 +349,14 @@ def described(shift: ShiftStatus) -> str:
     """A shift in one line."""
     regimes = f"regime {shift.previous} to {shift.regime}" if shift.previous is not None else f"regime {shift.regime}"
     known = "known" if shift.known else "new"
+    probe = ""
+    if shift.probe_losses is not None:
+        first, last = shift.probe_losses
+        probe = f", probe loss {first:.4g} to {last:.4g}{' (failed)' if shift.probe_failed else ''}"
+        probe += f", mean CKA {shift.mean_similarity:.4g}"
     return (
         f"{shift.kind} {shift.number}: {regimes} ({known}), declared at record {shift.declared_at}, "
-        f"onset {shift.onset}, statistic {shift.statistic:.4g}, threshold {shift.threshold:.4g}"
+        f"onset {shift.onset}, statistic {shift.statistic:.4g}, threshold {shift.threshold:.4g}{probe}"
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from streamlearn.events import configure_logging
 from tests.broker import broker, leaked_sockets
 from tests.end_to_end.process import DaemonProcess
 from tests.learners import make_learner, tiny
@@ -14,7 +15,8 @@ __all__ = ["broker", "leaked_sockets", "make_learner", "quiet_again", "tiny"]
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """Restore the default logging that a command under test has changed."""
+    """Log as a command does, and restore structlog's defaults afterwards."""
+    configure_logging("debug")
     yield
     structlog.reset_defaults()
 

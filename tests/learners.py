@@ -49,6 +49,7 @@ class MakeLearner(Protocol):
         consolidate: Mapping[str, Any] | None = None,
         cache: AdapterCache | None = None,
         compute: Compute | None = None,
+        dropout: float = 0.0,
         **settings: Any,
     ) -> Learner: ...
 
@@ -73,14 +74,18 @@ def tiny_learner(
     cache: AdapterCache | None = None,
     mesh: DeviceMesh | None = None,
     compute: Compute | None = None,
+    dropout: float = 0.0,
     **settings: Any,
 ) -> Learner:
-    """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`."""
+    """A learner on the tiny backbone in a folder; see `MakeLearner`, and `load` about `mesh`.
+
+    Nothing is dropped by default: draws differ with the parts that a batch is computed in.
+    """
     backbone_settings = BackboneSettings(model=str(folder), dtype="float32", device="cpu")
     backbone = load(backbone_settings, outline(backbone_settings), mesh=mesh)
     merged = replace(PRESETS[preset].objective, **(changes or {}))
     regimes = REGIMES if merged.bias != "none" else 0
-    model = attach(backbone.model, resolve(AdapterSettings(preset=preset), regimes=regimes), seed)
+    model = attach(backbone.model, resolve(AdapterSettings(preset=preset, dropout=dropout), regimes=regimes), seed)
     whole = Settings(
         source={"jsonl": {"path": folder / "stream.jsonl"}},
         seed=seed,

@@ -3,9 +3,9 @@
 All methods share the backbone, the optimizer, the batches and, within an eighth, the number of activated parameters:
 those of preset `streamlearn` (`fill`). Methods with a `baseline` are given the task boundaries; those that are given
 test regimes also route each test record with the regime of its task, an unseen task's with the first regime.
-`streamlearn`, `streamlearn-routed`, `lora-per-regime`, `importance` and the ablations run in the daemon and are given
-neither. Without the probe the daemon does not measure what serves unknown requests best; arms without it answer them by
-what it found on SmolLM2, the mean of the adapters.
+`streamlearn`, `streamlearn-routed`, `lora-per-regime`, `importance`, `mh-cp-moe` and the ablations of `streamlearn` run
+in the daemon and are given neither. Without the probe the daemon does not measure what serves unknown requests best;
+arms without it answer them by what it found on SmolLM2, the mean of the adapters.
 
 | method | description |
 |---|---|
@@ -21,7 +21,8 @@ what it found on SmolLM2, the mean of the adapters.
 | der++ | `lora` with replay of as many records and their logits (Buzzega et al. 2020) |
 | ewc | `lora` with elastic weight consolidation (Kirkpatrick et al. 2017) |
 | online-ewc | `lora` with online EWC (Schwarz et al. 2018) |
-| cp-moe | CP-MoE (arXiv 2605.20247) with importance from the transient expert, given test regimes |
+| cp-moe | CP-MoE (arXiv 2605.20247), given test regimes |
+| mh-cp-moe | the heads of `mh-moe` with CP-MoE's probe, bias and consolidation, in the daemon |
 | loramoe | LoRAMoE (arXiv 2312.09979), alpha / rank 2; sample types are labels and texts |
 | mot | MoT (arXiv 2605.29757), its three stages scaled to each segment |
 | o-lora | one LoRA per task, kept orthogonal (Wang et al. 2023) |
@@ -249,7 +250,8 @@ RANK = "adapter.rank={rank}:adapter.alpha={alpha}"
 STORED = "adapter.rank={stored}:adapter.alpha={stored_alpha}"
 BLOCKS = "adapter.rank={blocks}:adapter.alpha={blocks_alpha}:baseline.rank={rank}"
 MLP = "adapter.target_modules=[gate_proj, up_proj, down_proj]"
-CP_MOE = f"cp-moe:{RANK}:{MLP}:consolidate.importance=transient:consolidate.coordinates=random"
+CP_MOE = f"cp-moe:{RANK}:{MLP}"
+LORAMOE = f"loramoe:{RANK}:learner.sample_types=[label, text]"
 MEAN = "serve.unknown=mean"
 PER_REGIME = f"lora:{RANK}:adapter.per_regime=true:probe.enabled=false"
 
@@ -288,6 +290,8 @@ class Method:
 
 
 _ANCHORS = ("consolidate.anchor_strength", (0.01, 0.1, 1.0, 10.0))
+# Up to the order of CP-MoE's 5e3: a path of ten steps gives each weight less importance than a segment's.
+_TRANSIENT = ("consolidate.anchor_strength", (10.0, 100.0, 1000.0, 10_000.0))
 _FISHER = ("baseline.strength", (0.001, 0.01, 0.1, 1.0))
 
 METHODS: Mapping[str, Method] = {
@@ -307,12 +311,12 @@ METHODS: Mapping[str, Method] = {
         CP_MOE,
         OracleRegimes,
         oracle_regimes=True,
-        # Up to the order of the paper's 5e3: a path of ten steps gives each weight less importance than a segment's.
-        search=("consolidate.anchor_strength", (10.0, 100.0, 1000.0, 10_000.0)),
+        search=_TRANSIENT,
     ),
+    "mh-cp-moe": Method("mh-cp-moe", search=_TRANSIENT),
     # The paper's alpha / rank of 8 forgets more on nano: AF .033 against .009 on four tasks of order 2, another seed.
     "loramoe": Method(
-        f"loramoe:{RANK}:learner.sample_types=[label, text]",
+        LORAMOE,
         Baseline,
         search=("learner.localized_balance", (0.001, 0.01, 0.1, 1.0)),
     ),
@@ -340,5 +344,10 @@ ABLATIONS: Mapping[str, Method] = {
     "backbone for unknown": Method("streamlearn:serve.unknown=backbone"),
     "cp-moe, no CKA bias": Method(f"{CP_MOE}:adapter.bias=none", OracleRegimes, oracle_regimes=True),
     "cp-moe, no consolidation": Method(f"{CP_MOE}:consolidate.anchor_strength=0", OracleRegimes, oracle_regimes=True),
+    "cp-moe, no CKA mask": Method(f"{CP_MOE}:consolidate.similarity_mask=false", OracleRegimes, oracle_regimes=True),
+    # MH-MoE's Table 4, and its Tables 1 and 2: LoRAMoE with as few routes as one head has, and with as many as all.
+    **{f"mh-moe, heads {n}": Method(f"mh-moe:adapter.num_heads={n}:{RANK}", Baseline) for n in (2, 4, 16)},
+    "loramoe, 4 experts top-1": Method(f"{LORAMOE}:adapter.num_experts=4:adapter.top_k=1", Baseline),
+    "loramoe, 26 experts top-5": Method(f"{LORAMOE}:adapter.num_experts=26:adapter.top_k=5", Baseline),
 }
 """Ablations of the default preset, and of the method that a name starts with."""

@@ -184,7 +184,7 @@ class RoutingContext:
     prompt_T: Tensor | None = None
     """(T,) bool, tokens before the first learned one. Sequences are routed by these only; None: by all."""
     explore: bool = False
-    """Whether sequence routing adds its noise (MoT eq. 1); set in training only."""
+    """Whether sequence routing adds its noise (MoT eq. 1) and inputs of experts are dropped; set in training only."""
     decoding: bool = False
     """Whether sequences are decoded token by token: each keeps the experts selected for its prompt."""
     hooks: tuple[RoutingHook, ...] = ()

@@ -22,6 +22,7 @@ from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import dropout
 
 from streamlearn.adapters.bottleneck import add_experts, back_to_tokens, back_to_weights, rows_of, split_heads
 from streamlearn.adapters.context import AdaptedLayer, RoutingContextHolder, RoutingDecision, Sequences, adapters_of
@@ -133,6 +134,8 @@ class HeadLoraLinear(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # peft i
         """
         config, A_HKRS, B_HKRO = self.head_lora_config[name], self.head_lora_A[name], self.head_lora_B[name]
         gate_HKP = self.route(name, x, tokens_P) if config.routed else None
+        if config.dropout and self.context_holder.context.explore:
+            x = dropout(x, config.dropout)
         return add_experts(y, x, A_HKRS, B_HKRO, gate_HKP, tokens_P, scaling=weight * config.scaling)
 
     def route(self, name: str, x: Tensor, tokens_P: Tensor | None = None) -> Tensor:

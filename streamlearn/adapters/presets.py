@@ -15,7 +15,7 @@ from peft import PeftConfig, PeftType
 from torch import nn
 
 from streamlearn.errors import ConfigError
-from streamlearn.settings import Accumulation, AdapterSettings, Bias, PresetName, Settings
+from streamlearn.settings import Accumulation, AdapterSettings, Bias, Importance, PresetName, Settings
 
 METHOD = "HEAD_LORA"
 if METHOD not in PeftType.__members__:  # a second import must not add it again
@@ -87,6 +87,8 @@ class HeadLoraConfig(PeftConfig):  # type: ignore[misc]  # peft is not type-chec
     """First decoder layer with an adapter, counted from 0; the gradient is not propagated below it."""
     exclude_modules: str | None = None
     """Regular expression of names to leave out although they match a target; set by `attach`."""
+    dropout: float = 0.0
+    """Share of the experts' inputs that a training pass drops."""
     per_regime: bool = False
     """Whether this is the adapter of one regime, named by `regime_adapter`; if not, all regimes share it."""
     regimes: int = 0
@@ -181,6 +183,8 @@ class Objective:
     """alpha of eq. 10."""
     anchor_strength: float = 0.0
     """lambda of eq. 15."""
+    importance: Importance = "path"
+    """Where importance is measured, where anchors hold it."""
     accumulation: Accumulation = "per_regime"
     """How the importance of several regimes adds up, where anchors hold it."""
     balance_strength: float = 0.0
@@ -194,7 +198,7 @@ class Objective:
 
     @property
     def compares(self) -> bool:
-        """Whether a new regime is compared with what is known, for its CP bias or its importance."""
+        """Whether what is known steers a new regime, by a CP bias or by anchors."""
         return self.bias != "none" or self.anchor_strength > 0
 
     @property
@@ -213,6 +217,15 @@ class Preset:
 
 
 ALL_LINEARS = [*ATTENTION_LINEARS, *MLP_LINEARS]
+CONSISTENT = Objective(
+    bias="soft",
+    bias_strength=0.2,
+    anchor_strength=10.0,
+    importance="transient",
+    accumulation="sum",
+    balance_strength=0.1,
+)
+"""CP-MoE's terms: routing bias, consolidation by a transient expert, load balance."""
 PRESETS: dict[PresetName, Preset] = {
     # Each regime has its own adapter.
     "streamlearn": Preset({"num_experts": 1, "per_regime": True}, Objective(router_lr=0.1)),
@@ -220,14 +233,21 @@ PRESETS: dict[PresetName, Preset] = {
     "streamlearn-routed": Preset({"num_experts": 2, "per_regime": True}, Objective(router_lr=0.1)),
     # MH-MoE (arXiv 2602.12587) states no rank; 4 gives a bottleneck of 8 x 4 x 4 = 128.
     "mh-moe": Preset({}),
-    # CP-MoE (arXiv 2605.20247), section 4, states no LoRA alpha. Its lambda of 5e3 belongs to a scale of importance
-    # that it does not fix; on our scale nothing is learned after the first shift at that value (four SuperNI tasks,
-    # one seed: lambda 1, 10 and 100 give AP .374, .380, .371 and AF .014, .003, .010). Importance is summed as
-    # published.
+    # CP-MoE (arXiv 2605.20247), section 4, states no LoRA alpha, and its lambda of 5e3 belongs to a scale of importance
+    # that it does not fix.
     "cp-moe": Preset(
-        {"num_heads": 1, "num_experts": 8, "top_k": 2, "router_gradient": "selected", "target_modules": ALL_LINEARS},
-        Objective(bias="soft", bias_strength=0.2, anchor_strength=10.0, accumulation="sum", balance_strength=0.1),
+        {
+            "num_heads": 1,
+            "num_experts": 8,
+            "top_k": 2,
+            "router_gradient": "selected",
+            "target_modules": ALL_LINEARS,
+            "dropout": 0.1,
+        },
+        CONSISTENT,
     ),
+    # The heads of `mh-moe` with everything that `cp-moe` does at a shift.
+    "mh-cp-moe": Preset({}, CONSISTENT),
     # LoRAMoE (arXiv 2312.09979), section 4.1.
     "loramoe": Preset(
         {
@@ -237,6 +257,7 @@ PRESETS: dict[PresetName, Preset] = {
             "gate": "softmax",
             "router_gradient": "native",
             "alpha": 32.0,
+            "dropout": 0.05,
         },
         Objective(localized_balance=0.1),
     ),
@@ -295,7 +316,7 @@ def objective(settings: Settings) -> Objective:
             if value is not None:
                 given[option.name] = value
     if settings.adapter.bias == "soft" and defaults.bias == "none" and settings.adapter.bias_strength is None:
-        given["bias_strength"] = PRESETS["cp-moe"].objective.bias_strength
+        given["bias_strength"] = CONSISTENT.bias_strength
     config = resolve(settings.adapter)
     combined = Objective(**{**asdict(defaults), **given})
     if combined.bias != "none" and config.gate == "none":

@@ -1,13 +1,7 @@
-"""Locate, check and load the frozen model.
-
-`builtin:nano` and `builtin:nano-vl` ship with the package; any other name is a local folder, or a hub id at a pinned
-revision. Weights must be safetensors; code from a model's repository is never run. `locate` checks the settings without
-network access, `outline` the architecture without reading weights.
-"""
+"""Check and load the frozen model; `outline` checks its architecture without reading weights."""
 
 import hashlib
 import inspect
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
@@ -29,8 +22,9 @@ from streamlearn.backbone.checks import find_plain_head, packing_obstacle
 from streamlearn.backbone.quantization import check_installed, quantize
 from streamlearn.backbone.vision import ProcessorVision, load_processor
 from streamlearn.errors import ConfigError
+from streamlearn.model_files import NANO, NANO_VL, digest, fetch
 from streamlearn.settings import BackboneSettings
-from streamlearn.shift.features import projection
+from streamlearn.shift.features import CHUNK, token_vectors
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,6 @@ def product_seconds(dtype: torch.dtype, size: int = 512, repeats: int = 5) -> fl
 logging.set_verbosity_error()  # transformers prints advice about generation defaults
 logging.disable_progress_bar()
 
-BUILTIN = {"builtin:nano": nano_vl.NANO, "builtin:nano-vl": nano_vl.FOLDER}
-_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
-
 
 @dataclass(frozen=True)
 class Outline:
@@ -144,31 +135,15 @@ class Preprocessing:
     """See `Backbone.template`."""
 
 
-def locate(settings: BackboneSettings) -> Path | None:
-    """Check `backbone.model` and `backbone.revision` and find the model's folder, without network access.
-
-    `outline` makes the same checks.
-
-    Returns:
-        The folder; None for a valid hub id whose files are not all on this machine, which `outline` would download.
-
-    Raises:
-        ConfigError: no such builtin model or folder, no safetensors, not a hub id, or a hub id without pinned commit.
-    """
-    return _local_folder(settings) or _hub_folder(settings, download=False)
-
-
 def outline(settings: BackboneSettings) -> Outline:
-    """Locate the model, download what is missing of a hub model, and read the architecture.
+    """Fetch the model's files and read the architecture.
 
     Raises:
-        ConfigError: see `locate`; or the download failed, the folder has no causal language model that this
-            transformers supports, or its attention cannot be packed; or `backbone.quantization` needs a package that
-            is not installed.
+        ConfigError: see `fetch`; or the folder has no causal language model that this transformers supports, or its
+            attention cannot be packed; or `backbone.quantization` needs a package that is not installed.
     """
     check_installed(settings.quantization)
-    folder = _local_folder(settings) or _hub_folder(settings, download=True)
-    assert folder is not None, "a download that fails is an error"
+    folder = fetch(settings)
     try:
         config = _config(folder)
         skeleton = _skeleton(config)
@@ -291,7 +266,7 @@ def load(
     if settings.quantization != "none":
         quantize(model, settings.quantization, arithmetic.dtype)  # before it moves: the device never holds all of it
     model.eval()
-    vectors = token_vectors(model.get_input_embeddings().weight)  # before they are divided
+    vectors = _token_vectors(model)  # before they are divided
     if mesh is not None:
         from streamlearn.backbone.shard import shard  # noqa: PLC0415  only a divided backbone needs it
 
@@ -305,22 +280,41 @@ def load(
     return Backbone(model, tokenizer, vision, template, arithmetic, device, identity(settings, shape), vectors)
 
 
-CHUNK = 8192
-"""Rows of the embeddings that are converted at a time."""
+def adopt(model: Any, tokenizer: Any) -> tuple[Outline, Backbone]:
+    """Freeze a text model that is loaded already, and let it attend as packed passes need it.
 
+    Args:
+        model: A causal language model of transformers, in bfloat16 or float32; changed in place.
+        tokenizer: Its tokenizer.
 
-@torch.no_grad()
-def token_vectors(weight_VW: Tensor) -> NDArray[np.float16]:
-    """Project a backbone's token embeddings to unit vectors, the features of shift detection, (V, D).
-
-    Dimensions are standardized before, since a few of them are huge in many backbones.
+    Raises:
+        ConfigError: it reads images, its attention cannot be packed, or it computes in another dtype.
     """
-    sample = weight_VW[:CHUNK].float()
-    mean_W, scale_W = sample.mean(dim=0), sample.std(dim=0).clamp(min=1e-12)
-    projection_WD = torch.from_numpy(projection(weight_VW.shape[1])).to(weight_VW.device) / scale_W[:, None]
-    chunks = [F.normalize((chunk.float() - mean_W) @ projection_WD, dim=1) for chunk in torch.split(weight_VW, CHUNK)]
-    vectors: NDArray[np.float16] = torch.cat([chunk.half().cpu() for chunk in chunks]).numpy()
-    return vectors
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    settings = BackboneSettings.model_construct(model=name)
+    if _is_vision(model.config):
+        raise ConfigError(f"{name}: an image-text model needs its processor; pass the name of its folder instead")
+    if model.dtype not in (torch.bfloat16, torch.float32):
+        raise ConfigError(f"{name}: must compute in bfloat16 or float32, found {model.dtype}; load it in one of them")
+    if obstacle := _obstacle(model.config.get_text_config(), model.get_decoder()):
+        raise _not_packable(settings, obstacle)
+    model.set_attn_implementation(attention.NAME)
+    model.requires_grad_(requires_grad=False).eval()
+    _measure(settings, model)
+    total = hashlib.sha256()
+    for key, tensor in model.state_dict().items():
+        total.update(f"{key}\0{tensor.dtype}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
+    identity = {"model": name, "revision": "", "digest": total.hexdigest()}
+    vectors = _token_vectors(model)
+    backbone = Backbone(model, tokenizer, None, None, arithmetic, model.device, identity, vectors)
+    return Outline(Path(name), model.config, _linears(model.get_decoder(), lambda _: True), {}), backbone
+
+
+def _token_vectors(model: Any) -> NDArray[np.float16]:
+    rows = torch.split(model.get_input_embeddings().weight, CHUNK)
+    return token_vectors(rows_VW.float().numpy(force=True) for rows_VW in rows)
 
 
 def _measure(settings: BackboneSettings, model: Any) -> None:
@@ -331,13 +325,13 @@ def _measure(settings: BackboneSettings, model: Any) -> None:
 
 
 def _config(folder: Path) -> Any:
-    return nano_vl.config() if folder == nano_vl.FOLDER else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return nano_vl.config() if folder == NANO_VL else AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
     """Load the model in a dtype (None: the files'), and list the names of weights that are missing in the folder."""
     implementation: Any = {"text_config": attention.NAME, "": "sdpa"} if shape.is_vision else attention.NAME
-    if shape.folder == nano_vl.FOLDER:
+    if shape.folder == NANO_VL:
         return nano_vl.assemble(dtype or torch.float32, attn_implementation=implementation), []
     model, report = _kind(shape.config).from_pretrained(
         shape.folder,
@@ -353,7 +347,7 @@ def _model(shape: Outline, dtype: torch.dtype | None) -> tuple[Any, list[str]]:
 
 def _preprocessors(shape: Outline) -> tuple[Any, Any]:
     """Load the tokenizer and, for an image-text model, the processor."""
-    if shape.folder == nano_vl.FOLDER:
+    if shape.folder == NANO_VL:
         return nano_vl.tokenizer(), nano_vl.processor()
     return load_tokenizer(shape), load_processor(shape.folder, shape.config) if shape.is_vision else None
 
@@ -389,74 +383,8 @@ def load_tokenizer(shape: Outline) -> Any:
 
 def identity(settings: BackboneSettings, shape: Outline) -> dict[str, str]:
     """Return the identity that a snapshot records: model, revision, and the digest of its files."""
-    folders = (shape.folder, nano_vl.NANO) if shape.folder == nano_vl.FOLDER else (shape.folder,)
+    folders = (shape.folder, NANO) if shape.folder == NANO_VL else (shape.folder,)
     return {"model": settings.model, "revision": settings.revision or "", "digest": digest(*folders)}
-
-
-def digest(*folders: Path) -> str:
-    """Compute SHA-256, in hex, over name and content of every file that determines what the model computes."""
-    total = hashlib.sha256()
-    for folder in folders:
-        for file in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
-            with file.open("rb") as content:
-                total.update(f"{file.name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
-
-
-def _local_folder(settings: BackboneSettings) -> Path | None:
-    """Return the folder of a builtin or local model; None for a hub id at a pinned commit."""
-    name = settings.model
-    if name.startswith("builtin:"):
-        if name not in BUILTIN:
-            raise ConfigError(f"backbone.model {name}: no such model; builtin models are {', '.join(BUILTIN)}")
-        return BUILTIN[name]
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not list(folder.glob("*.safetensors")):
-            raise ConfigError(
-                f"backbone.model {name}: the folder has no *.safetensors; convert the weights with save_pretrained"
-            )
-        return folder
-    if not _is_hub_id(name):
-        raise ConfigError(
-            f"backbone.model {name}: no such folder, and not a hub id of the form owner/name; "
-            "in a checkout, `python -m benchmarks.backbones.smollm2 FOLDER` makes the folder of SmolLM2-135M-Instruct"
-        )
-    if not re.fullmatch(r"[0-9a-f]{40}", settings.revision or ""):
-        raise ConfigError(
-            f"backbone.revision: a hub id needs a pinned commit of 40 hex digits, found {settings.revision!r}; "
-            "copy it from the list of commits on the model's page"
-        )
-    return None
-
-
-def _is_hub_id(name: str) -> bool:
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return "/" in name
-
-
-def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
-    """Return the folder of a hub model in the hub's cache; without `download`, None unless all files are there."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
-
-    model, revision = settings.model, settings.revision
-    try:
-        return Path(
-            snapshot_download(model, revision=revision, allow_patterns=list(_FILES), local_files_only=not download)
-        )
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        if not download:
-            return None
-        raise ConfigError(
-            f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
-        ) from error
 
 
 def device_of(settings: BackboneSettings) -> torch.device:

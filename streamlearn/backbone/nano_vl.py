@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-NANO = Path(__file__).parent / "nano"
-FOLDER = Path(__file__).parent / "nano-vl"
+from streamlearn.model_files import NANO, NANO_VL
+
 VISION_WEIGHTS = "vision.safetensors"
 IMAGE_SIDE, PATCH = 64, 8
 IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
@@ -73,7 +73,7 @@ def processor() -> Any:
     )
 
 
-def assemble(dtype: torch.dtype, *, vision_weights: Path | None = FOLDER / VISION_WEIGHTS, **options: Any) -> Any:
+def assemble(dtype: torch.dtype, *, vision_weights: Path | None = NANO_VL / VISION_WEIGHTS, **options: Any) -> Any:
     """Build the model with its weights.
 
     Args:

@@ -9,7 +9,7 @@ gradient alone. f is a count and has no gradient. Each head has its own router; 
 
 Localized balance, LoRAMoE (arXiv 2312.09979) eq. 6-9:
 
-    Q_nm = sum_j G(x_j)_n             the gates of expert n over the tokens j of sample m                   (2)
+    Q_nm = sum_j G(x_j)_n             the gates of expert n over the tokens j of sample m, at temperature tau (2)
     I_nm = 1 + delta if expert n and sample m have the same type, else 1 - delta                            (3)
     L_lbc = var(Z) / mean(Z),  Z = I * Q,  over all experts and samples                                     (4)
 
@@ -103,10 +103,12 @@ class LocalizedBalance:
     """
 
     def __init__(
-        self, strength: float, packed: PackedBatch, types: Sequence[str | None], names: tuple[str, str]
+        self, strength: float, packed: PackedBatch, types: Sequence[str | None], settings: LearnerSettings
     ) -> None:
         self._strength = strength
         self._packed = packed
+        self._settings = settings
+        names = settings.sample_types
         numbers = [names.index(name) if name in names else NO_TYPE for name in types]
         self._type_B = torch.tensor(numbers, device=packed.prompt_T.device)
         self._terms: list[Tensor] = []
@@ -117,7 +119,11 @@ class LocalizedBalance:
         if decision.tokens_T is not None:
             segment_ids_P = segment_ids_P[decision.tokens_T]
             type_B = torch.full_like(type_B, NO_TYPE).index_copy(0, segment_ids_P, type_B[segment_ids_P])
-        self._terms.append(localized_balance(decision.gate_HKT, segment_ids_P, type_B))
+        tau, delta = self._settings.localized_tau, self._settings.localized_delta
+        gate_HKT = decision.gate_HKT
+        if tau != 1:
+            gate_HKT = (decision.native_HKT / tau).softmax(1) * decision.selected_HKT
+        self._terms.append(localized_balance(gate_HKT, segment_ids_P, type_B, delta=delta))
 
     def loss(self) -> Tensor:
         return self._strength * torch.stack(self._terms).mean()

@@ -231,7 +231,10 @@ class SummedImportance:
 
     @torch.no_grad()
     def add(self, slot: int, importance: Mapping[str, Tensor], h: Mapping[str, Tensor] | None = None) -> None:
-        """Take in Omega_t of the regime in `slot` at the end of its segment; `h` by bank, (H, K); None: 1."""
+        """Take in Omega_t of the regime in `slot` at the end of its segment; `h` by bank, (H, K); None: 1.
+
+        With `h`, Omega_t may be one for all experts of a head, (H, 1, ...).
+        """
         for name, omega in self._held.items():
             if h is None:
                 omega.add_(importance[name])

@@ -198,8 +198,9 @@ class RecordCheck:
         Raises:
             ConfigError: the configuration cannot be used.
         """
-        from streamlearn.backbone.load import load_preprocessing, locate, outline  # noqa: PLC0415 - imports torch
+        from streamlearn.backbone.load import load_preprocessing, outline  # noqa: PLC0415 - imports torch
         from streamlearn.daemon.model import decoder_of  # noqa: PLC0415
+        from streamlearn.model_files import locate  # noqa: PLC0415
         from streamlearn.settings import BackboneSettings, Settings, load  # noqa: PLC0415
         from streamlearn.stream.position import TopicPartition  # noqa: PLC0415
         from streamlearn.stream.record import Record  # noqa: PLC0415

@@ -183,7 +183,8 @@ def export(
         exporter = Exporter(
             restored.model.learner,
             restored.model.adaptation,
-            restored.snapshot.manifest,
+            restored.snapshot.name,
+            restored.snapshot.manifest.created_at,
             restored.shape,
             restored.settings,
             options,

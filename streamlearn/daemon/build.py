@@ -12,12 +12,11 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from connectors.open import open_dead_letters, open_source
 from streamlearn import track as tracking
 from streamlearn.adapters.presets import HeadLoraConfig, check
-from streamlearn.backbone.load import Outline, choose, device_of, identity, outline
+from streamlearn.backbone.load import Backbone, Outline, choose, device_of, identity, outline
 from streamlearn.board import Clock
 from streamlearn.controls import AuditLog, Control, ControlFile, ControlState, Requester, Result, StateControls
 from streamlearn.daemon.checkpoint import Checkpoint
@@ -32,6 +31,7 @@ from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.stream.source import Source
 
 if TYPE_CHECKING:
     from streamlearn.distributed.processes import Leader
@@ -43,7 +43,8 @@ class Components:
     """Everything that the loop works with, built once.
 
     `close` releases source, sink, journal and lock; safe to call twice. A caller that holds the state folder's `lock`
-    keeps it. `leader` divides the steps among several processes. `clock`: see `Checkpoint`.
+    keeps it. `leader` divides the steps among several processes. `clock`: see `Checkpoint`. A Python program may bring
+    its own `source`, in place of the configured one, and a `backbone` with its outline that it has loaded already.
     """
 
     def __init__(
@@ -55,16 +56,21 @@ class Components:
         lock: StateLock | None = None,
         leader: "Leader | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        source: Source | None = None,
+        backbone: tuple[Outline, Backbone] | None = None,
     ) -> None:
         config = adapter_of(settings)
-        shape = outline(settings.backbone)
+        self._backbone: Backbone | None = None
+        if backbone is None:
+            shape = outline(settings.backbone)
+        else:
+            shape, self._backbone = backbone
+        self._own_source = source
         self.settings = settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check(config, shape.linears, shape.tower_linears)
         publishing.check(settings, config, shape)
         tracking.check(settings)
         with ExitStack() as opened:  # closes what was opened when a later check fails
-            # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
-            opened.enter_context(threadpool_limits(1, user_api="blas"))
             if lock is None:
                 opened.enter_context(StateLock(settings.state))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
@@ -82,7 +88,7 @@ class Components:
         clock: Callable[[], float],
     ) -> None:
         settings = self.settings
-        self._shape, self._config = shape, config
+        self.shape, self._config = shape, config
         controls = ControlFile(settings.state)
         self.store = SnapshotStore(
             settings.state / "snapshots", keep=settings.snapshot.keep, pins=lambda: controls.state.pins
@@ -108,24 +114,34 @@ class Components:
             dtype = dtype or choose(settings.backbone.dtype, device_of(settings.backbone)).name  # the same in all
             leader.load(dtype)
         mesh, compute = (None, None) if leader is None else (leader.mesh, leader.compute)
-        self.model = Model(settings, shape, config, dtype, settings.state / "offloaded", mesh=mesh, compute=compute)
+        self.model = Model(
+            settings,
+            shape,
+            config,
+            dtype,
+            settings.state / "offloaded",
+            mesh=mesh,
+            compute=compute,
+            backbone=self._backbone,
+        )
         if leader is not None:
             leader.lead(self.model.learner)
         opened.callback(self.model.learner.cache.clear_folder)
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
-        tokenizer = self.model.backbone.tokenizer
-        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        backbone = self.model.backbone
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, backbone)
         if self.adapter_publisher is not None:
             opened.callback(self.adapter_publisher.close)
         self.trackers = tracking.open_trackers(settings)
         if self.trackers is not None:
             opened.callback(self.trackers.close)
         sink = opened.enter_context(closing(open_dead_letters(settings)))
-        self.source = opened.enter_context(closing(open_source(settings.source)))
+        self.source = opened.enter_context(closing(self._own_source or open_source(settings.source)))
         decoding = None
-        if self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
+        is_daemon = self._own_source is None  # a program decides about its threads itself
+        if is_daemon and self.model.backbone.vision is not None and _has_spare_core(self.model.backbone.device):
             decoding = opened.enter_context(decoding_thread())
         self.history = History(Clock(), settings.state)
         self.checkpoint = Checkpoint(
@@ -151,7 +167,8 @@ class Components:
             SnapshotMismatchError: it may not, or only with `accept`.
         """
         settings = self.settings
-        backbone: dict[str, Any] = identity(settings.backbone, self._shape)
+        loaded = self._backbone
+        backbone: dict[str, Any] = dict(identity(settings.backbone, self.shape) if loaded is None else loaded.identity)
         changes = check_compatible(
             snapshot.manifest, fingerprint(settings), backbone, adapter_shape(self._config), accept=accept
         )

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from threadpoolctl import threadpool_limits
+
 from streamlearn.board import Board
 from streamlearn.controls import Control, Scope
 from streamlearn.daemon.build import Components
@@ -106,19 +108,26 @@ class Daemon:
             StreamlearnError: see errors.py. What is on disk by then is whole.
         """
         try:
-            self._start()
-            for batch in self.batches():
-                for shift in (*self.adaptation.not_entered(batch.late), *batch.shifts):
-                    self.enter(shift)
-                self.learn(batch)
-                self.save_if_due()
-                self.serve_jobs()
-                self.adaptation.score_stalest(idle=False)
-                self._compare_with_backbone(idle=False)
-                self._score_versions(idle=False)
-            self._finish()
+            # NumPy's threads keep a core busy for milliseconds after each product, into the next training step.
+            with threadpool_limits(1, user_api="blas"):
+                self.start()
+                for batch in self.batches():
+                    self.advance(batch)
+                self._finish()
         finally:
             self.job_runner.close()
+
+    def advance(self, batch: AssignedBatch) -> Step | None:
+        """Learn one batch, and do what is due after it; see `learn`."""
+        for shift in (*self.adaptation.not_entered(batch.late), *batch.shifts):
+            self.enter(shift)
+        step = self.learn(batch)
+        self.save_if_due()
+        self.serve_jobs()
+        self.adaptation.score_stalest(idle=False)
+        self._compare_with_backbone(idle=False)
+        self._score_versions(idle=False)
+        return step
 
     def batches(self) -> Iterator[AssignedBatch]:
         """stream/, shift/: the batches with their regimes decided, until the stream ends or `stop` is called.
@@ -134,7 +143,8 @@ class Daemon:
             elif not self._read():
                 return
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Make the start durable and announce it, before the first batch."""
         self.save_start()
         self.save_if_due()
         self._publish(self._phase, ready=True)
@@ -226,6 +236,8 @@ class Daemon:
         step = self._train(batch, slots)
         if step is not None and step.refusal is not None:
             self._dead_letter(batch, step)
+        elif step is not None and step.ended is not None:
+            _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.ended, records=0)
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
@@ -275,7 +287,14 @@ class Daemon:
             self.learner.skip_step()
             return None
         with self._guarded(batch) as guarded:
-            return self.learner.step(batch.examples, slots, parts=guarded.parts, on_record=guarded.on_record)
+            return self.learner.step(
+                batch.examples,
+                slots,
+                parts=guarded.parts,
+                on_record=guarded.on_record,
+                # Without rehearsal after two crashes: the record at fault is one of the batch.
+                rehearsed=() if guarded.one_by_one else self.adaptation.rehearse(slots),
+            )
 
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]

@@ -43,8 +43,9 @@ class Model:
         *,
         mesh: DeviceMesh | None = None,
         compute: Compute | None = None,
+        backbone: Backbone | None = None,
     ) -> None:
-        """Load the backbone.
+        """Load the backbone, unless it is given.
 
         Args:
             settings: The configuration.
@@ -54,11 +55,12 @@ class Model:
             offloaded: Folder for the adapters of regimes beyond `adapter.max_in_memory`; emptied.
             mesh: See `load`.
             compute: See `Learner`.
+            backbone: One that is loaded already.
         """
         torch.manual_seed(settings.seed)
         if settings.learner.activation_checkpointing:
             return_freed_tensors()
-        self.backbone: Backbone = load(settings.backbone, shape, dtype=dtype, mesh=mesh)
+        self.backbone = load(settings.backbone, shape, dtype=dtype, mesh=mesh) if backbone is None else backbone
         return_freed_memory()  # of weights in another dtype, and of what quantising took
         arithmetic = self.backbone.arithmetic
         _log.info(Event.DTYPE_CHOSEN, dtype=arithmetic.name, reason=arithmetic.reason)

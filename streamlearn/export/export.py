@@ -19,8 +19,6 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
-from streamlearn.snapshot.manifest import Manifest
-from streamlearn.snapshot.parts import snapshot_name
 from streamlearn.stream.record import Example
 
 ALL_REGIMES = "all-regimes"
@@ -45,7 +43,8 @@ class Exporter:
     Args:
         learner: The learner with the snapshot's weights.
         adaptation: Its regimes and hold-out records.
-        manifest: The snapshot's manifest.
+        snapshot: The snapshot's name.
+        written: Its time, ISO 8601.
         shape: Outline of the backbone.
         settings: The configuration; `stream.batch_tokens` is used.
         options: The output.
@@ -59,12 +58,14 @@ class Exporter:
         self,
         learner: Learner,
         adaptation: Regimes,
-        manifest: Manifest,
+        snapshot: str,
+        written: str,
         shape: Outline,
         settings: Settings,
         options: ExportOptions,
     ) -> None:
-        self._learner, self._adaptation, self._manifest = learner, adaptation, manifest
+        self._learner, self._adaptation, self._snapshot = learner, adaptation, snapshot
+        self._written = written
         self._shape, self._options, self._pack_tokens = shape, options, settings.stream.batch_tokens
         self._config: HeadLoraConfig = next(iter(learner.model.peft_config.values()))
         if options.form == "gguf":
@@ -91,7 +92,7 @@ class Exporter:
             return [None]
         learned = [slot for slot in numbers if not learner.per_regime or regime_adapter(slot) in learner.revisions]
         slots = {numbers[slot]: slot for slot in sorted(learned, key=numbers.__getitem__)}
-        name = snapshot_name(self._manifest.step)
+        name = self._snapshot
         if not slots:
             raise SnapshotError(f"snapshot {name} has no regime yet; export again after the next snapshot")
         if missing := [number for number in regimes if number not in slots]:
@@ -114,8 +115,8 @@ class Exporter:
             name=target.name,
             regime=None if slot is None else own[0].number,
             label="" if slot is None else own[0].name,
-            snapshot=snapshot_name(self._manifest.step),
-            written=self._manifest.created_at,
+            snapshot=self._snapshot,
+            written=self._written,
             records=sum(regime.records for regime in own),
             visits=sum(regime.visits for regime in own),
             base=self._options.base,

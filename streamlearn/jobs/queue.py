@@ -166,8 +166,12 @@ class ExampleResult(ApiModel):
     """Mean over the example's scored tokens, nats per token."""
     tokens: int
     """Scored tokens."""
+    token_accuracy: float
+    """Share of its scored tokens that were the most probable ones, 0 to 1."""
     output: str | None = None
     """Generated text; null without generate."""
+    rouge_l: float | None = None
+    """ROUGE-L F1 of the generated text, 0 to 1; null without generate."""
     route: Route
     """Its regime, and what computed the loss and the output."""
 

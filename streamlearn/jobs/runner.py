@@ -230,6 +230,7 @@ def _eval_result(
     tokens = sum(score.tokens for score in scores)
     loss = sum(score.loss_sum for score in scores) / tokens
     pairs = [(output, reference) for output, reference in zip(outputs, references, strict=True) if output is not None]
+    overlaps = [rouge_l(*pair) for pair in pairs]
     return EvalResult(
         step=step,
         examples=len(scores),
@@ -238,13 +239,20 @@ def _eval_result(
         perplexity=math.exp(min(loss, 700.0)),  # exp overflows a float above 709
         token_accuracy=sum(score.correct for score in scores) / tokens,
         exact_match=fmean(exact_match(*pair) for pair in pairs) if pairs else None,
-        rouge_l=fmean(rouge_l(*pair) for pair in pairs) if pairs else None,
+        rouge_l=fmean(overlaps) if overlaps else None,
         num_known=sum(route.known for route in routes),
         num_unknown=sum(not route.known for route in routes),
         answered_by=dict(Counter(str(route.answered_by) for route in routes)),
         per_example=tuple(
-            ExampleResult(loss=score.loss_sum / score.tokens, tokens=score.tokens, output=output, route=route)
-            for score, output, route in zip(scores, outputs, routes, strict=True)
+            ExampleResult(
+                loss=score.loss_sum / score.tokens,
+                tokens=score.tokens,
+                token_accuracy=score.correct / score.tokens,
+                output=output,
+                rouge_l=overlaps[index] if overlaps else None,
+                route=route,
+            )
+            for index, (score, output, route) in enumerate(zip(scores, outputs, routes, strict=True))
         ),
     )
 

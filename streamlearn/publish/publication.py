@@ -5,7 +5,7 @@ A published folder holds
     publication.json                  this, replaced atomically by every publication
     adapters/NAME-regime-3@184/       a PEFT folder per adapter version
     routing/184.safetensors           arrays of the monitor's state by name
-    tokenizer-3f2a9c01/               the backbone's tokenizer, named by its content
+    tokenizer-3f2a9c01/               the backbone's tokenizer and its tokens' vectors, named by their content
     history.jsonl                     every version ever written, appended to
 
 Everything that a publication names is complete before the publication is written, and never changes.
@@ -35,7 +35,6 @@ from pydantic import (
 )
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from transformers import PreTrainedTokenizerFast
 
 from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
@@ -106,7 +105,7 @@ class Publication(_Model):
     routing: RelativePath
     """File with the routing state."""
     tokenizer: RelativePath
-    """Folder with the tokenizer."""
+    """Folder with the tokenizer and `token_vectors.safetensors`."""
     regimes: Annotated[tuple[PublishedRegime, ...], Field(strict=False)]
     """The regimes of the routing state."""
 
@@ -291,12 +290,25 @@ def read_routing(folder: Path, publication: Publication) -> MonitorState:
     return state
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load what `save_pretrained` of a fast tokenizer wrote.
+VECTORS_FILE = "token_vectors.safetensors"
 
-    AutoTokenizer would look it up by the model's type and import torch; `tokenizer.json` holds the whole tokenizer.
+
+def write_vectors(folder: Path, vectors_VD: NDArray[np.float16]) -> None:
+    """Write the token vectors of the daemon's features into the tokenizer's folder."""
+    (folder / VECTORS_FILE).write_bytes(save({"vectors": vectors_VD}))
+
+
+def read_vectors(folder: Path) -> NDArray[np.float16]:
+    """The inverse of `write_vectors`.
 
     Raises:
-        OSError or ValueError: its files are missing or damaged.
+        PublicationError: the file is missing, as in publications of earlier versions, or damaged.
     """
-    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    path = folder / VECTORS_FILE
+    try:
+        vectors_VD: NDArray[np.float16] = load(path.read_bytes())["vectors"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise PublicationError(
+            f"{path}: the token vectors cannot be read: {error}; publish and serve with the same release"
+        ) from error
+    return vectors_VD

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamlearn.codec import NOT_SAVED
-from streamlearn.regimes.holdout import Reservoir, ScoreHistory
+from streamlearn.regimes.holdout import KeptRecord, Reservoir, ScoreHistory
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
@@ -40,7 +40,11 @@ class Regime:
     records: int = 0
     first_record: int | None = None
     last_record: int | None = None
+    probed: list[KeptRecord] = field(default_factory=list)
+    """First records, which it was probed with, until its first segment ends; empty if the probe failed."""
     holdouts: Reservoir = field(default_factory=Reservoir)
+    rehearsal: Reservoir = field(default_factory=Reservoir)
+    """Records that it was trained on, for `learner.rehearsal`; empty without it."""
     scores: ScoreHistory = field(default_factory=ScoreHistory)
     losses: list[float] = field(default_factory=list)
     """Losses of its newest records before each was trained on, nats per learned token; oldest first."""
@@ -83,8 +87,9 @@ class Regime:
         self.status = None
 
     def forget_records(self) -> None:
-        """Discard losses, hold-out records and scores: the regime's answers changed, and the newest are right."""
-        self.losses, self.holdouts, self.scores, self.status = [], Reservoir(), ScoreHistory(), None
+        """Discard losses, records and scores: the regime's answers changed, and the newest are right."""
+        self.losses, self.scores, self.status = [], ScoreHistory(), None
+        self.holdouts, self.rehearsal, self.probed = Reservoir(), Reservoir(), []
 
     def describe(self, *, is_current: bool, prequential_loss: float | None) -> RegimeStatus:
         """The regime as it is published."""
@@ -101,6 +106,7 @@ class Regime:
             last_record=self.last_record,
             prequential_loss=prequential_loss,
             holdout_records=len(self.holdouts.records),
+            rehearsal_records=len(self.rehearsal.records),
             history=tuple(scores.points),
             best_accuracy=scores.best_accuracy,
             end_accuracy=scores.at_end.accuracy if scores.at_end is not None else None,
@@ -116,8 +122,12 @@ class ShiftReport:
     """Steps taken before it."""
     probe_tokens: int = 0
     probe_seconds: float = 0.0
+    probe_losses: tuple[float, float] | None = None
+    probe_failed: bool = False
     mean_similarity: float | None = None
-    """Mean CKA over all banks, heads and experts; None when experts were not compared."""
+    similarity_range: tuple[float, float] | None = None
+    mean_importance: float | None = None
+    """See `Probe`; None without a transient expert."""
     started_from: int | None = None
     """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
     refused_return: int | None = None
@@ -149,7 +159,7 @@ class RegimesState:
     suspected: list[Shift] = field(default_factory=list)
     """Shifts of the answers that wait for confirmation, in the order of their alarms."""
     undivided: list[Shift] = field(default_factory=list)
-    """Splits whose regimes' hold-out records are not divided yet."""
+    """Splits whose regimes' records are not divided yet."""
     start_losses: list[dict[str, float]] = field(default_factory=list)
     """See `Fallback`."""
     monitor: MonitorState = field(default_factory=MonitorState)

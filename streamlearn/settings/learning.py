@@ -29,10 +29,11 @@ class BackboneSettings(Section):
     gathered when it computes (FSDP2). For a backbone that does not fit on one device."""
 
 
-PresetName = Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "loramoe", "mot", "lora"]
+PresetName = Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "mh-cp-moe", "loramoe", "mot", "lora"]
 """The keys of `streamlearn.adapters.PRESETS`, which checks that none is missing."""
 Bias = Literal["none", "soft"]
 Accumulation = Literal["sum", "per_regime"]
+Importance = Literal["path", "transient"]
 
 
 class AdapterSettings(Section):
@@ -63,6 +64,8 @@ class AdapterSettings(Section):
     """How routing depends on the regime where experts are shared: none, or soft (CKA times bias_strength)."""
     bias_strength: NonNegativeFloat | None = None
     """Strength of the soft bias; alpha in CP-MoE eq. 10."""
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Share of an expert's inputs that a training pass drops. By default the preset's."""
     per_regime: bool | None = None
     """Whether each regime gets an adapter of its own; if not, all share one. By default the preset's."""
     max_in_memory: PositiveInt = 32
@@ -93,6 +96,11 @@ class LearnerSettings(Section):
     """Weight of the load-balancing loss over a head's experts; gamma in CP-MoE eq. 15. By default the preset's."""
     localized_balance: NonNegativeFloat | None = None
     """Weight of the localized balancing constraint; beta in LoRAMoE eq. 9. By default the preset's."""
+    localized_delta: float = Field(default=0.1, ge=-1.0, le=1.0)
+    """Imbalance between experts of a record's own type and the others; delta in LoRAMoE eq. 7. As published, a positive
+    one sends a record to the other type's experts, and a negative one to those of its own."""
+    localized_tau: PositiveFloat = 1.0
+    """Temperature of the gates that the localized balance counts; tau in LoRAMoE eq. 6."""
     sample_types: tuple[str, str] = ("downstream", "world_knowledge")
     """Values of the record field sample_type: the first half of a head's experts is for the first, the other half for
     the second (LoRAMoE)."""
@@ -101,6 +109,13 @@ class LearnerSettings(Section):
     attention_steps: PositiveInt = 50
     """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
     end."""
+    updates_per_batch: PositiveInt = 1
+    """Updates made with each batch. The prequential loss is the one before the first."""
+    rehearsal: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the records of each update that are earlier records of the same regime: at 0.25, one for every three new
+    ones, drawn from a sample of those that it was trained on. 0: no record is kept after its update."""
+    rehearsal_records: PositiveInt = 64
+    """Maximum records kept per regime for rehearsal. They are part of every snapshot."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
     activation_checkpointing: bool = False
@@ -119,8 +134,8 @@ class ProbeSettings(Section):
     warmup_tokens: PositiveInt | None = None
     """Tokens of the new regime that the transient expert is trained on, where regimes share experts; by default 10,000
     for text and 100,000 for image-text (CP-MoE)."""
-    lr: PositiveFloat = 1e-2
-    """Learning rate of the transient expert; high, since it is trained for few steps and then discarded."""
+    lr: PositiveFloat | None = None
+    """Learning rate of the transient expert; by default the learner's."""
     similarity_tokens: PositiveInt = 1024
     """Tokens of a new regime on which it is compared with what is known, and of a returning one on which its return is
     checked."""
@@ -136,18 +151,18 @@ class ConsolidateSettings(Section):
     anchor_strength: NonNegativeFloat | None = None
     """Weight of the penalty that holds important weights at their anchors; 0 for none; lambda in CP-MoE eq. 15. By
     default the preset's."""
-    importance: Literal["path", "transient"] = "path"
-    """Where importance is measured: path, along the experts' training; transient, along the transient expert's."""
-    coordinates: Literal["bank", "random"] = "bank"
-    """A of a transient expert, whose importance is applied to the experts: bank starts it from their A; random gives it
-    its own (as published in CP-MoE)."""
+    importance: Importance | None = None
+    """Where importance is measured: path, along the experts' training; transient, along the transient expert's (CP-MoE
+    eq. 6, 7), weighted by CKA (eq. 13). By default transient for presets cp-moe and mh-cp-moe, and path for others."""
+    similarity_mask: bool = True
+    """Whether importance from a transient expert is weighted by CKA; if not, all experts get the same."""
     damping: PositiveFloat = 1e-3
     """Damping of importance; xi in CP-MoE eq. 7."""
     accumulation: Accumulation | None = None
     """How the importance of several regimes adds up. sum: as published in CP-MoE (eq. 6, 7, 13); it grows with every
     step, also by gradient noise, and holds a regime that returns by its own importance. per_regime: without the part of
     the noise, bounded for each regime however long it lasts or often it returns, and never held against the regime that
-    made it. By default sum for preset cp-moe, which is a baseline, and per_regime for the others."""
+    made it. By default sum for presets cp-moe and mh-cp-moe, and per_regime for the others."""
 
 
 class ShiftSettings(Section):

@@ -208,13 +208,7 @@ def load(path: Path) -> Settings:
     unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
     if unknown:
         raise ConfigError("\n".join(f"{name}: unknown environment variable, {_nearest_env(name)}" for name in unknown))
-    try:
-        settings = Settings(**raw)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error))) from None  # it quotes what was found
-    except SettingsError as error:
-        raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
-    settings = _resolved(settings, path.resolve().parent if packaged is None else Path.cwd())
+    settings = checked(raw, path.resolve().parent if packaged is None else Path.cwd(), name=f"{path}: ")
     if settings.source.jsonl is not None and settings.dead_letter_file == settings.source.jsonl.path:
         raise ConfigError(
             f"{path}: dead letters must not be written to source.jsonl.path, found {settings.dead_letter_file}: they "
@@ -223,11 +217,26 @@ def load(path: Path) -> Settings:
     return settings
 
 
-def explain(error: ValidationError) -> list[str]:
-    """One line per fault: dotted key, what is wrong, what was found, the nearest known key."""
+def checked(values: Mapping[str, Any], folder: Path, *, name: str = "") -> Settings:
+    """Check the values of a configuration, with those of the environment, and make its paths absolute from `folder`.
+
+    Raises:
+        ConfigError: a key is wrong; a line for each begins with `name`.
+    """
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{name}{line}" for line in explain(error))) from None  # it quotes what was found
+    except SettingsError as error:
+        raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
+    return _resolved(settings, folder)
+
+
+def explain(error: ValidationError, *section: str) -> list[str]:
+    """One line per fault of a configuration, or of a section: dotted key, what is wrong and was found, nearest key."""
     lines = []
     for fault in error.errors():
-        location = [part for part in fault["loc"] if isinstance(part, str)]
+        location = [*section, *(part for part in fault["loc"] if isinstance(part, str))]
         key = ".".join(location)
         if fault["type"] == "extra_forbidden":
             *parents, name = location

@@ -3,16 +3,16 @@
     x = sum_t E[t] / |sum_t E[t]|                                                                           (1)
     b = (t mod B for every token; hash(position, t) mod B for the first 2 and the last 3)                   (2)
 
-E is the backbone's own table of token embeddings (`backbone.load.token_vectors`), so inputs that mean alike lie near
+E is the backbone's own table of token embeddings (`token_vectors`), so inputs that mean alike lie near
 each other in other words, too. Tokens that it lacks get random vectors: visual words, and all tokens of a tokenizer
 without a model. The tests compare them whitened (`reference`, eq. 1).
 
-The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
-where instructions usually are, and by evenly spaced tokens between them.
+The buckets b, with the length, classify single records; requests go by x as well (`routing`). A longer input is
+represented by its beginning and its end, where instructions usually are, and by evenly spaced tokens between them.
 """
 # Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of a backbone.
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,27 @@ def projection(width: int) -> NDArray[np.float32]:
     return _generator(0).standard_normal((width, NUM_FEATURES), dtype=np.float32)
 
 
+CHUNK = 8192
+"""Rows of a table of embeddings that are converted at a time."""
+
+
+def token_vectors(chunks_VW: Iterable[NDArray[np.float32]]) -> NDArray[np.float16]:
+    """Project a backbone's token embeddings, `CHUNK` rows at a time, to unit vectors: the E of eq. (1), (V, D).
+
+    Dimensions are standardized before, as in the first chunk, since a few of them are huge in many backbones.
+    """
+    vectors: list[NDArray[np.float16]] = []
+    for rows_VW in chunks_VW:
+        if not vectors:
+            mean_W = rows_VW.mean(axis=0, dtype=np.float64).astype(np.float32)
+            scale_W = np.maximum(rows_VW.std(axis=0, dtype=np.float64, ddof=1), 1e-12).astype(np.float32)
+            projection_WD = projection(rows_VW.shape[1]) / scale_W[:, None]
+        x_VD = (rows_VW - mean_W) @ projection_WD
+        norm_V = np.maximum(np.linalg.norm(x_VD, axis=1), 1e-12)
+        vectors.append((x_VD / norm_V[:, None]).astype(np.float16))
+    return np.concatenate(vectors)
+
+
 def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, 0x5168])
 
@@ -65,7 +86,7 @@ class Featurizer:
         """`table_VD`: the vector of each token, of unit length; None: all get random ones."""
         random_BD = _generator(seed).standard_normal((NUM_BUCKETS, NUM_FEATURES), dtype=np.float32)
         self._random_BD = random_BD / np.linalg.norm(random_BD, axis=1, keepdims=True)
-        self._table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD
+        self.table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD
 
     def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
         """Features of one input, which must not be empty."""
@@ -82,8 +103,8 @@ class Featurizer:
 
     def _sum(self, tokens_T: NDArray[np.int32], unigrams: NDArray[np.uint16]) -> NDArray[np.float32]:
         """Sum of the tokens' vectors; visual words, and tokens beyond the table, have random ones."""
-        has_vector_T = (tokens_T >= 0) & (tokens_T < len(self._table_VD))
-        sum_D: NDArray[np.float32] = self._table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
+        has_vector_T = (tokens_T >= 0) & (tokens_T < len(self.table_VD))
+        sum_D: NDArray[np.float32] = self.table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
         sum_D += self._random_BD[unigrams[~has_vector_T]].sum(axis=0)
         return sum_D
 

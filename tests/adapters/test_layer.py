@@ -1,5 +1,6 @@
 """The layer, its routing and its matrix products against their equations."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from streamlearn.adapters import layer as routing
-from streamlearn.adapters.context import RoutingContextHolder
+from streamlearn.adapters.bottleneck import add_experts
+from streamlearn.adapters.context import RoutingContext, RoutingContextHolder
 from streamlearn.adapters.layer import HeadLoraLinear
 from streamlearn.adapters.presets import HeadLoraConfig
 from tests.adapters import reference
@@ -143,3 +145,21 @@ def test_logits_are_float32_beside_bf16_tokens() -> None:
         a = routing.logits(x, router)
     assert a.dtype == torch.float32
     assert routing.select(a, 1).flatten().tolist() == [False, True]
+
+
+def test_a_training_pass_drops_inputs_of_experts_only() -> None:
+    """LoRA's dropout: the frozen linear and the router read the whole input, and so do all other passes."""
+    made, x = layer(replace(MH_MOE, dropout=0.4)), tokens(7, 24)
+    plain = deepcopy(made)
+    plain.head_lora_config["default"] = MH_MOE
+    assert torch.equal(made(x), plain(x))
+    gate_HKT = plain.route("default", x)
+    with made.context_holder.using(RoutingContext(explore=True)):
+        torch.manual_seed(3)
+        result = made(x)
+    torch.manual_seed(3)
+    dropped = torch.nn.functional.dropout(x, 0.4)
+    A, B = made.head_lora_A["default"], made.head_lora_B["default"]
+    expected = add_experts(made.base_layer(x).clone(), dropped, A, B, gate_HKT, scaling=MH_MOE.scaling)
+    torch.testing.assert_close(result, expected)
+    assert not torch.equal(result, plain(x))

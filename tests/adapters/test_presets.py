@@ -26,6 +26,13 @@ def test_objectives_are_the_papers_rows() -> None:
     cp_moe, loramoe, mot = (objective(with_preset(preset)) for preset in ("cp-moe", "loramoe", "mot"))
     assert (cp_moe.bias, cp_moe.bias_strength) == ("soft", 0.2)
     assert (cp_moe.anchor_strength, cp_moe.balance_strength) == (10.0, 0.1)
+    assert (cp_moe.importance, cp_moe.accumulation) == ("transient", "sum")
+    assert objective(with_preset("mh-cp-moe")) == cp_moe
+    assert [resolve(AdapterSettings(preset=preset)).dropout for preset in ("cp-moe", "loramoe", "lora")] == [
+        0.1,
+        0.05,
+        0,
+    ]
     assert (loramoe.localized_balance, mot.staged) == (0.1, True)
     assert cp_moe.compares
     assert not objective(with_preset("mh-moe")).compares

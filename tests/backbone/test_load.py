@@ -19,17 +19,15 @@ from streamlearn.backbone.attention import Records
 from streamlearn.backbone.load import (
     Backbone,
     choose,
-    digest,
     load,
-    locate,
     outline,
-    token_vectors,
 )
 from streamlearn.errors import ConfigError
+from streamlearn.model_files import digest, embedding_rows, locate
 from streamlearn.settings import BackboneSettings
-from streamlearn.shift.features import NUM_FEATURES, projection
+from streamlearn.shift.features import NUM_FEATURES, token_vectors
 from tests.backbone.conftest import Folders
-from tests.doubles import SENTENCES, VOCAB_SIZE
+from tests.doubles import SENTENCES, VOCAB_SIZE, tiny_backbone
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -140,36 +138,28 @@ def test_everything_is_frozen(folder: Path) -> None:
     assert backbone.tokenizer("hello").input_ids
 
 
-def test_token_vectors_are_unit_vectors(folder: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_token_vectors_are_those_of_the_embeddings_in_the_files(folder: Path, dtype: torch.dtype) -> None:
     """One for each row of the model's token table, as it was before anything was divided or quantized."""
+    tiny_backbone(folder, dtype=dtype)
     backbone = load_from(folder)
-    weight = backbone.model.get_input_embeddings().weight
-    assert np.array_equal(backbone.token_vectors, token_vectors(weight))
-    assert backbone.token_vectors.shape == (len(weight), NUM_FEATURES)
+    assert backbone.token_vectors.shape == (backbone.vocab_size, NUM_FEATURES)
     np.testing.assert_allclose(np.linalg.norm(backbone.token_vectors.astype(np.float32), axis=1), 1.0, atol=2e-3)
+    assert np.array_equal(backbone.token_vectors, token_vectors(embedding_rows(folder, 8192)))
 
 
-def test_token_vectors_do_not_depend_on_the_size_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are converted as many at a time as memory allows; the first chunk standardizes all."""
-    weight = torch.randn(100, 48, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
-    whole = token_vectors(weight)
-    monkeypatch.setattr(arithmetic, "CHUNK", 80)
-    sample = weight[:80].float()
-    rows = (weight.float() - sample.mean(dim=0)) / sample.std(dim=0)
-    expected = torch.nn.functional.normalize(rows @ torch.from_numpy(projection(48)), dim=1)
-    np.testing.assert_allclose(token_vectors(weight), expected, atol=2e-3)
-    assert float(np.abs(whole.astype(np.float32) * expected.numpy()).sum(axis=1).min()) > 0.9
-
-
-def test_one_huge_dimension_does_not_decide_the_token_vectors() -> None:
-    """Standardized, it counts like any other; a constant one does not count."""
-    weight = torch.randn(500, 64, generator=torch.Generator().manual_seed(0))
-    huge, constant = weight.clone(), weight.clone()
-    huge[:, 3] = 1000 * huge[:, 3] + 5000
-    constant[:, 3] = 5000.0
-    np.testing.assert_allclose(token_vectors(huge), token_vectors(weight), atol=4e-3)
-    cosines = (token_vectors(constant).astype(np.float32) * token_vectors(weight).astype(np.float32)).sum(axis=1)
-    assert cosines.mean() > 0.95
+def test_embeddings_that_cannot_be_read_are_refused(folder: Path) -> None:
+    """Another name, another dtype, a damaged file: the message says which."""
+    file = folder / "model.safetensors"
+    save_file({"model.unlike.weight": torch.ones(4, 4)}, file)
+    with pytest.raises(ConfigError, match="expected token embeddings in its"):
+        list(embedding_rows(folder, 2))
+    save_file({"model.embed_tokens.weight": torch.ones(4, 4, dtype=torch.int8)}, file)
+    with pytest.raises(ConfigError, match=r"model\.embed_tokens\.weight must be BF16, F16, F32, found I8"):
+        list(embedding_rows(folder, 2))
+    file.write_bytes(b"unreadable")
+    with pytest.raises(ConfigError, match="expected a safetensors file"):
+        list(embedding_rows(folder, 2))
 
 
 def test_an_outline_needs_no_weights(folder: Path) -> None:

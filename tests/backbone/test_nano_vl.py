@@ -11,6 +11,7 @@ from streamlearn.adapters.tuner import attach
 from streamlearn.backbone import nano_vl
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.learner.evaluate import run_to_end, score
+from streamlearn.model_files import NANO_VL
 from streamlearn.settings import AdapterSettings, BackboneSettings, StreamSettings
 from streamlearn.stream.decode import Decoder
 from tests.vision import as_base64, make_image
@@ -37,7 +38,7 @@ def test_it_contains_the_language_model_unchanged(backbone: Backbone) -> None:
         torch.equal(own[name.removeprefix("model.")], w) for name, w in language.items() if name.startswith("model.")
     )
     assert torch.equal(backbone.model.lm_head.weight, language["model.embed_tokens.weight"])
-    assert sum(file.stat().st_size for file in nano_vl.FOLDER.iterdir()) < 8 << 20
+    assert sum(file.stat().st_size for file in NANO_VL.iterdir()) < 8 << 20
 
 
 def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:

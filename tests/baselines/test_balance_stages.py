@@ -143,7 +143,8 @@ def test_losses_are_means_over_the_layers() -> None:
     tokens = packed.input_ids.shape[1]
     layers = [decision(tokens, seed) for seed in range(3)]
     load = LoadBalance(0.5)
-    localized = LocalizedBalance(0.5, packed, ["a", None, "b"], ("a", "b"))
+    settings = LearnerSettings(sample_types=("a", "b"), localized_delta=-0.3, localized_tau=2.0)
+    localized = LocalizedBalance(0.5, packed, ["a", None, "b"], settings)
     for each in layers:
         load(LAYER, each)
         localized(LAYER, each)
@@ -151,7 +152,11 @@ def test_losses_are_means_over_the_layers() -> None:
     segment_ids_T = packed.sequences.segment_ids(packed.input_ids.shape[1])
     expected = [
         sum(load_balance(each.native_HKT, each.selected_HKT) for each in layers) / 3,
-        sum(localized_balance(each.gate_HKT, segment_ids_T, types) for each in layers) / 3,
+        sum(
+            localized_balance((each.native_HKT / 2.0).softmax(1) * each.selected_HKT, segment_ids_T, types, delta=-0.3)
+            for each in layers
+        )
+        / 3,
     ]
     torch.testing.assert_close([load.loss(), localized.loss()], [0.5 * each for each in expected])
 
@@ -160,9 +165,10 @@ def test_a_decision_about_some_tokens_balances_their_records() -> None:
     """Those of one regime: the term is that of a pass with these records only."""
     packed, some = pack(EXAMPLES, torch.device("cpu")), pack(EXAMPLES[1:], torch.device("cpu"))
     made = decision(some.input_ids.shape[1], seed=0)
-    hook = LocalizedBalance(1.0, packed, ["a", "b", "a"], ("a", "b"))
+    settings = LearnerSettings(sample_types=("a", "b"))
+    hook = LocalizedBalance(1.0, packed, ["a", "b", "a"], settings)
     hook(LAYER, replace(made, tokens_T=torch.arange(9, 24), num=packed.input_ids.shape[1]))
-    alone = LocalizedBalance(1.0, some, ["b", "a"], ("a", "b"))
+    alone = LocalizedBalance(1.0, some, ["b", "a"], settings)
     alone(LAYER, made)
     assert torch.equal(hook.loss(), alone.loss())
 

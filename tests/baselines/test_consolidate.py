@@ -1,16 +1,22 @@
 """Closing, opening, releasing and forgetting regimes on a model."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from streamlearn.baselines.consolidate import BaselineHooks
 from streamlearn.baselines.importance import SummedImportance
-from streamlearn.baselines.transient import ProbeReport
+from streamlearn.baselines.transient import ProbeReport, TransientExpert
 from streamlearn.learner.learner import Learner
 from tests.doubles import random_examples
 from tests.learners import MakeLearner, hooks_of, make_learner, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
+
+
+PROBED = random_examples([12, 9, 14], prompt_length=4, seed=5)
+PATH: dict[str, Any] = {"preset": "cp-moe", "changes": {"importance": "path"}}
 
 
 def begin(learner: Learner, slot: int, report: ProbeReport | None = None) -> None:
@@ -25,11 +31,16 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
         learner.step(random_examples([9, 8, 7], prompt_length=3, seed=10 * slot + seed), [slot] * 3)
 
 
-def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0) -> ProbeReport:
+def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0, losses: Any = (2.0, 1.0)) -> ProbeReport:
+    expert = TransientExpert(learner.banks, seed=7)
+    for B in expert.B.values():
+        torch.nn.init.normal_(B, generator=torch.Generator().manual_seed(8))
+    omegas = hooks_of(learner).importance().items()
     return ProbeReport(
+        expert,
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
-        {name: torch.full_like(omega, importance) for name, omega in hooks_of(learner).importance().items()},
-        (),
+        {name: torch.full_like(omega[:, :1], importance) for name, omega in omegas},
+        losses,
         0,
     )
 
@@ -49,7 +60,7 @@ def total(learner: Learner) -> float:
 
 def test_closing_anchors_the_shared_experts(make_learner: MakeLearner) -> None:
     """Trained experts gain importance, all of it the regime's; the current weights are the anchors."""
-    learner = make_learner(preset="cp-moe")
+    learner = make_learner(**PATH)
     made = hooks_of(learner)
     assert isinstance(made.store, SummedImportance)
     begin(learner, 0)
@@ -77,22 +88,53 @@ def test_a_soft_bias_is_alpha_times_cka(make_learner: MakeLearner) -> None:
         assert not bank.bias_HKN[:, :, [0, 1, 3]].any()
 
 
-def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(make_learner: MakeLearner) -> None:
-    """CP-MoE eq. 13: Omega += h Omega_t, after training on the task."""
-    learner = make_learner(preset="cp-moe", consolidate={"importance": "transient"})
+@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
+def test_transient_importance_is_added_when_the_regime_ends_weighted_by_cka(
+    make_learner: MakeLearner, accumulation: str
+) -> None:
+    """CP-MoE eq. 13, Omega += h Omega_t, for every expert; h is of the experts as the regime leaves them."""
+    learner = make_learner(preset="cp-moe", changes={"accumulation": accumulation})
     made = hooks_of(learner)
-    begin(learner, 0, report(learner, similarity=0.25, importance=2.0))
+    found = report(learner, similarity=0.0, importance=1e-9)
+    begin(learner, 0, found)
+    train(learner, 0)
     assert total(learner) == 0.0
-    made.leave(0)
-    for omega in hooks_of(learner).importance().values():
-        torch.testing.assert_close(omega, torch.full_like(omega, 0.5))
-    made.leave(0)  # no probe since
-    assert all((omega == 0.5).all() for omega in hooks_of(learner).importance().values())
+    made.leave(0, PROBED)
+    made.enter(1)
+    similarity = found.expert.similarity(learner, PROBED)
+    for bank in learner.banks:
+        for part in "AB":
+            omega = hooks_of(learner).importance()[f"{bank.name}.{part}"]
+            torch.testing.assert_close(omega, (1e-9 * similarity[bank.name][:, :, None, None]).expand_as(omega))
+    assert total(learner) > 0.0, "the first regime is protected"
+    before = total(learner)
+    made.leave(1)  # not probed
+    assert total(learner) == before
+
+
+def test_without_the_mask_every_expert_gets_the_same_importance(make_learner: MakeLearner) -> None:
+    """Table 3 of the paper, the row without CKA: h is 1."""
+    learner = make_learner(preset="cp-moe", consolidate={"similarity_mask": False})
+    begin(learner, 0, report(learner, importance=2.0))
+    hooks_of(learner).leave(0, PROBED)
+    assert all((omega == 2.0).all() for omega in hooks_of(learner).importance().values())
+
+
+def test_nothing_of_a_failed_probe_is_used(make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its similarity nor its importance; the report says that it failed."""
+    learner = make_learner(preset="cp-moe")
+    made = hooks_of(learner)
+    for losses, failed in (((2.0, 1.0), False), ((1.0, 2.0), True)):
+        found = report(learner, 0.5, 1.0, losses)
+        monkeypatch.setattr("streamlearn.baselines.consolidate.probe", lambda *_, found=found, **__: found)
+        assert made.probe(PROBED, 1).probe_failed is failed
+        made.open(0)
+        assert all(bool(bank.bias_HKN.any()) is not failed for bank in learner.banks if bank.bias_HKN is not None)
 
 
 def test_releasing_a_regime_removes_its_share_of_the_importance(make_learner: MakeLearner) -> None:
     """Of an expert that two regimes were trained on, the other regime's share stays."""
-    learner = make_learner(preset="cp-moe")
+    learner = make_learner(**PATH)
     made = hooks_of(learner)
     assert isinstance(made.store, SummedImportance)
     for slot in (0, 1):
@@ -120,7 +162,7 @@ def test_what_happens_to_another_regime_leaves_the_segments_importance(make_lear
         lambda made: made.drop(0),
         lambda made: made.release(1),
     ):
-        learner = make_learner(preset="cp-moe")
+        learner = make_learner(**PATH)
         made = hooks_of(learner)
         for slot in (0, 1):
             begin(learner, slot)
@@ -196,15 +238,15 @@ def test_another_regime_is_held_by_what_a_regime_learned(make_learner: MakeLearn
 @pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
 @pytest.mark.parametrize("importance", ["path", "transient"])
 def test_it_goes_on_from_a_saved_state(make_learner: MakeLearner, importance: str, accumulation: str) -> None:
-    """Masses, importance by regime, similarities and pending importance are restored."""
+    """Masses, importance by regime, the transient expert and pending importance are restored."""
     one, two = (
-        make_learner(preset="cp-moe", changes={"accumulation": accumulation}, consolidate={"importance": importance})
+        make_learner(preset="cp-moe", changes={"accumulation": accumulation, "importance": importance})
         for _ in range(2)
     )
     first, second = hooks_of(one), hooks_of(two)
     begin(one, 0, report(one, importance=1.0))
     train(one, 0)
-    first.leave(0)
+    first.leave(0, PROBED)
     begin(one, 1, report(one, importance=3.0))
     second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
     assert first.state().keys() == second.state().keys()

@@ -7,19 +7,21 @@ import torch
 from torch import Tensor
 
 from streamlearn.adapters.bottleneck import split_heads
-from streamlearn.adapters.context import routing_context
+from streamlearn.adapters.context import AdaptedLayer, routing_context
+from streamlearn.baselines.importance import PathIntegral, SignalIntegral, TrainingPath
 from streamlearn.baselines.transient import GramCka, ProbeReport, TransientExpert, probe
+from streamlearn.learner.evaluate import token_groups
 from streamlearn.learner.learner import Learner
 from streamlearn.learner.loss import pack, packed_loss
-from streamlearn.settings import ConsolidateSettings, ProbeSettings
+from streamlearn.settings import ProbeSettings
 from tests.doubles import random_examples
-from tests.learners import MakeLearner, hooks_of, make_learner, snapshot, tiny
+from tests.learners import MakeLearner, make_learner, snapshot, tiny
 
 __all__ = ["make_learner", "tiny"]  # fixtures
 
 
-# Shape suffixes: T tokens, O out features, H heads, K stable experts a head, R rank, N rank of the transient expert.
-H, K, R, N = 2, 3, 4, 5
+# Shape suffixes: T tokens, O out features, H heads, K stable experts a head, R rank of an expert, also the transient.
+H, K, R = 2, 3, 4
 NUM_TOKENS, OUT = 50, 11
 
 
@@ -29,20 +31,20 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def bottlenecks() -> tuple[Tensor, Tensor]:
     """Not centered, and correlated: each stable expert contains part of the transient one."""
-    te_HNT = numbers(H, N, NUM_TOKENS, seed=1) + 3.0
-    mix_HKRN = numbers(H, K, R, N, seed=2) * torch.tensor([0.0, 0.5, 5.0]).view(1, K, 1, 1)
-    return te_HNT, torch.einsum("hkrn,hnt->hkrt", mix_HKRN, te_HNT) + numbers(H, K, R, NUM_TOKENS, seed=3)
+    te_HRT = numbers(H, R, NUM_TOKENS, seed=1) + 3.0
+    mix_HKRR = numbers(H, K, R, R, seed=2) * torch.tensor([0.0, 0.5, 5.0]).view(1, K, 1, 1)
+    return te_HRT, torch.einsum("hkrn,hnt->hkrt", mix_HKRR, te_HRT) + numbers(H, K, R, NUM_TOKENS, seed=3)
 
 
 def outs() -> tuple[Tensor, Tensor]:
-    return numbers(H, N, OUT, seed=4), numbers(H, K, R, OUT, seed=5)
+    return numbers(H, R, OUT, seed=4), numbers(H, K, R, OUT, seed=5)
 
 
-def dense(te_HNT: Tensor, se_HKRT: Tensor, B_te_HNO: Tensor, B_se_HKRO: Tensor) -> Tensor:
+def dense(te_HRT: Tensor, se_HKRT: Tensor, B_te_HRO: Tensor, B_se_HKRO: Tensor) -> Tensor:
     """CP-MoE eq. 9 on whole centered activation matrices, one head and one expert at a time."""
-    score_HK = torch.zeros(len(te_HNT), se_HKRT.shape[1], dtype=torch.float64)
-    for h in range(len(te_HNT)):
-        Z_te_TO = te_HNT[h].T @ B_te_HNO[h]
+    score_HK = torch.zeros(len(te_HRT), se_HKRT.shape[1], dtype=torch.float64)
+    for h in range(len(te_HRT)):
+        Z_te_TO = te_HRT[h].T @ B_te_HRO[h]
         Z_te_TO = Z_te_TO - Z_te_TO.mean(0)
         for k in range(se_HKRT.shape[1]):
             Z_se_TO = se_HKRT[h, k].T @ B_se_HKRO[h, k]
@@ -52,10 +54,10 @@ def dense(te_HNT: Tensor, se_HKRT: Tensor, B_te_HNO: Tensor, B_se_HKRO: Tensor) 
     return score_HK.float()
 
 
-def score(te_HNT: Tensor, se_HKRT: Tensor, B_te_HNO: Tensor, B_se_HKRO: Tensor) -> Tensor:
+def score(te_HRT: Tensor, se_HKRT: Tensor, B_te_HRO: Tensor, B_se_HKRO: Tensor) -> Tensor:
     cka = GramCka()
-    cka.add(te_HNT, se_HKRT)
-    return cka.score(B_te_HNO, B_se_HKRO)
+    cka.add(te_HRT, se_HKRT)
+    return cka.score(B_te_HRO, B_se_HKRO)
 
 
 def test_equals_the_equation() -> None:
@@ -68,31 +70,31 @@ def test_equals_the_equation() -> None:
 
 def test_rotating_or_scaling_an_output_changes_nothing() -> None:
     """Linear CKA is invariant to orthogonal maps and scaling of either side."""
-    B_te_HNO, B_se_HKRO = outs()
+    B_te_HRO, B_se_HKRO = outs()
     rotation_OO, _ = torch.linalg.qr(numbers(OUT, OUT, seed=6))
-    expected = score(*bottlenecks(), B_te_HNO, B_se_HKRO)
-    torch.testing.assert_close(score(*bottlenecks(), B_te_HNO @ rotation_OO, B_se_HKRO), expected)
-    torch.testing.assert_close(score(*bottlenecks(), B_te_HNO, 1e-3 * B_se_HKRO @ rotation_OO), expected)
+    expected = score(*bottlenecks(), B_te_HRO, B_se_HKRO)
+    torch.testing.assert_close(score(*bottlenecks(), B_te_HRO @ rotation_OO, B_se_HKRO), expected)
+    torch.testing.assert_close(score(*bottlenecks(), B_te_HRO, 1e-3 * B_se_HKRO @ rotation_OO), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_expert_without_activation_scores_zero(dtype: torch.dtype) -> None:
     """The 0 / 0 of a fresh expert, on either side, is 0; the scores of the others do not change."""
-    te_HNT, se_HKRT = (x.to(dtype) for x in bottlenecks())
-    B_te_HNO, B_se_HKRO = (x.to(dtype) for x in outs())
+    te_HRT, se_HKRT = (x.to(dtype) for x in bottlenecks())
+    B_te_HRO, B_se_HKRO = (x.to(dtype) for x in outs())
     fresh_HKRO = B_se_HKRO.clone()
     fresh_HKRO[:, 1] = 0
-    expected = score(te_HNT, se_HKRT, B_te_HNO, B_se_HKRO)
+    expected = score(te_HRT, se_HKRT, B_te_HRO, B_se_HKRO)
     expected[:, 1] = 0
-    assert torch.equal(score(te_HNT, se_HKRT, B_te_HNO, fresh_HKRO), expected)
-    assert torch.equal(score(te_HNT, se_HKRT, torch.zeros_like(B_te_HNO), B_se_HKRO), torch.zeros(H, K))
+    assert torch.equal(score(te_HRT, se_HKRT, B_te_HRO, fresh_HKRO), expected)
+    assert torch.equal(score(te_HRT, se_HKRT, torch.zeros_like(B_te_HRO), B_se_HKRO), torch.zeros(H, K))
 
 
 def test_a_constant_activation_scores_zero() -> None:
     """Rounding noise after centering does not count as similarity."""
-    te_HNT, se_HKRT = bottlenecks()
+    te_HRT, se_HKRT = bottlenecks()
     se_HKRT[:, 0] = se_HKRT[:, 0, :, :1]
-    result = score(te_HNT, se_HKRT, *outs())
+    result = score(te_HRT, se_HKRT, *outs())
     assert (result[:, 0] == 0).all()
     assert (result[:, 1:] > 0).all()
 
@@ -100,8 +102,8 @@ def test_a_constant_activation_scores_zero() -> None:
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_fewer_than_two_tokens_score_zero(tokens: int) -> None:
     """One token has no variance."""
-    te_HNT, se_HKRT = bottlenecks()
-    assert torch.equal(score(te_HNT[..., :tokens], se_HKRT[..., :tokens], *outs()), torch.zeros(H, K))
+    te_HRT, se_HKRT = bottlenecks()
+    assert torch.equal(score(te_HRT[..., :tokens], se_HKRT[..., :tokens], *outs()), torch.zeros(H, K))
     assert torch.equal(GramCka().score(*outs()), torch.zeros(H, K))
 
 
@@ -116,18 +118,17 @@ def trained(make_learner: MakeLearner, preset: str = "mh-moe", **changes: Any) -
     return learner
 
 
-def probed(learner: Learner, seed: int = 3, **consolidate: Any) -> ProbeReport:
-    accumulation = hooks_of(learner)._objective.accumulation
-    return probe(learner, WARM_UP, SETTINGS, ConsolidateSettings(**consolidate), accumulation, seed=seed)
+def probed(learner: Learner, seed: int = 3, measure: type[TrainingPath] | None = PathIntegral) -> ProbeReport:
+    return probe(learner, WARM_UP, SETTINGS, seed=seed, measure=measure)
 
 
-@pytest.mark.parametrize("importance", ["path", "transient"])
-def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importance: str) -> None:
+@pytest.mark.parametrize("measure", [None, PathIntegral])
+def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, measure: type[TrainingPath] | None) -> None:
     """Weights, optimizer, biases, counts, loads and random state are bit-equal; the same parameters are trainable."""
     learner = trained(make_learner)
     before, rng = snapshot(learner), torch.get_rng_state()
     loads = [bank.load_HK.clone() for bank in learner.banks if bank.load_HK is not None]
-    probed(learner, importance=importance)
+    probed(learner, measure=measure)
     after = snapshot(learner)
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert torch.equal(torch.get_rng_state(), rng)
@@ -138,8 +139,8 @@ def test_a_probe_leaves_the_learner_as_it_was(make_learner: MakeLearner, importa
 def test_a_probe_is_a_function_of_its_arguments(make_learner: MakeLearner) -> None:
     """The same seed gives the same report, so a probe can be repeated after a restart; another seed does not."""
     learner = trained(make_learner)
-    one, two = (probed(learner, importance="transient", coordinates="random") for _ in range(2))
-    other = probed(learner, seed=4, importance="transient", coordinates="random")
+    one, two = (probed(learner) for _ in range(2))
+    other = probed(learner, seed=4)
 
     def flat(values: Any) -> Tensor:
         return torch.cat([tensor.flatten() for tensor in values.values()])
@@ -150,33 +151,77 @@ def test_a_probe_is_a_function_of_its_arguments(make_learner: MakeLearner) -> No
 
 
 def test_the_transient_expert_learns(make_learner: MakeLearner) -> None:
-    """Its loss on the warm-up falls when the warm-up is repeated."""
+    """Its loss on the warm-up falls when the warm-up is repeated, at the learner's own rate."""
     learner = trained(make_learner)
-    report = probe(learner, WARM_UP * 4, SETTINGS, ConsolidateSettings(), "sum", seed=0)
-    assert report.losses[-1] < report.losses[0] - 0.1
+    report = probe(learner, WARM_UP * 4, SETTINGS, seed=0)
+    first, last = report.thirds
+    assert last < first - 0.1
+    assert not report.failed
     assert report.tokens == 4 * sum(map(len, WARM_UP))
 
 
-@pytest.mark.parametrize("accumulation", ["sum", "per_regime"])
-def test_importance_is_optional(make_learner: MakeLearner, accumulation: str) -> None:
-    """Computed for `importance: transient` only; never negative, in the shapes of the anchors' importance."""
-    learner = trained(make_learner, accumulation=accumulation, anchor_strength=1.0)
-    assert probed(learner, importance="path").importance == {}
-    result = probed(learner, importance="transient").importance
+def test_a_probe_that_only_unlearns_has_failed(make_learner: MakeLearner) -> None:
+    """At a rate that is too high, on records that the experts know."""
+    learner = make_learner()
+    for _ in range(40):
+        learner.step(WARM_UP)
+    assert probe(learner, WARM_UP * 2, ProbeSettings(warmup_tokens=200, similarity_tokens=40, lr=1.0), seed=0).failed
+
+
+@pytest.mark.parametrize(("losses", "failed"), [((3.0, 1.0, 4.0, 2.0, 2.0, 1.0), False), ((1.0, 1.0), True)])
+def test_thirds_of_the_losses_are_compared(make_learner: MakeLearner, losses: tuple[float, ...], failed: bool) -> None:
+    """The mean of the last third must be below that of the first, and finite."""
+    expert = TransientExpert(make_learner().banks, seed=0)
+    assert ProbeReport(expert, {}, {}, losses, 0).failed is failed
+    assert ProbeReport(expert, {}, {}, (*losses[:-1], float("nan")), 0).failed
+
+
+@pytest.mark.parametrize("measure", [PathIntegral, SignalIntegral])
+def test_importance_is_one_for_all_experts_of_a_head(make_learner: MakeLearner, measure: type[TrainingPath]) -> None:
+    """Of the size of one expert, never negative; none is measured without a path."""
+    learner = trained(make_learner)
+    assert probed(learner, measure=None).importance == {}
+    result = probed(learner, measure=measure).importance
     for bank in learner.banks:
-        for name in (f"{bank.name}.A", f"{bank.name}.B"):
-            assert result[name].shape == hooks_of(learner).importance()[name].shape
+        for name, parameter in (("A", bank.A), ("B", bank.B)):
+            rank = 1 if measure is SignalIntegral else parameter.shape[2]
+            assert result[f"{bank.name}.{name}"].shape == (len(parameter), 1, rank, parameter.shape[3])
     assert all((omega >= 0).all() for omega in result.values())
     assert any(omega.any() for omega in result.values())
 
 
-@pytest.mark.parametrize("coordinates", ["bank", "random"])
-def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner, coordinates: Any) -> None:
-    """Section 3.2.1: E(x) = 0 at s = 0, for any A."""
+def test_importance_equals_a_loop_over_its_equations(make_learner: MakeLearner) -> None:
+    """CP-MoE eq. 6 and 7 along the steps of AdamW, each gradient by autograd through a fresh transient expert."""
+    learner = trained(make_learner, preset="cp-moe")
+    report = probed(learner)
+    expert = TransientExpert(learner.banks, seed=3)
+    start = {name: p.detach().clone() for name, p in expert.parameters().items()}
+    omega = {name: torch.zeros_like(p) for name, p in start.items()}
+    mean, square = ({name: torch.zeros_like(p) for name, p in start.items()} for _ in range(2))
+    for step, group in enumerate(token_groups(WARM_UP, 20), start=1):
+        packed = pack(group, learner.device)
+        context = packed.context()
+        context.parallel_adapter = expert
+        with routing_context(learner.model, context):
+            loss = packed_loss(learner.forward, packed).mean
+        gradients = torch.autograd.grad(loss, list(expert.parameters().values()))
+        for (name, p), g in zip(expert.parameters().items(), gradients, strict=True):
+            mean[name] = 0.9 * mean[name] + 0.1 * g
+            square[name] = 0.95 * square[name] + 0.05 * g.square()
+            moved = -learner.lr * (mean[name] / (1 - 0.9**step)) / ((square[name] / (1 - 0.95**step)).sqrt() + 1e-6)
+            omega[name] -= g * moved
+            p.data += moved
+    for name, p in expert.parameters().items():
+        expected = (omega[name] / ((p.detach() - start[name]).square() + 1e-3)).clamp_min(0)
+        torch.testing.assert_close(report.importance[name], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: MakeLearner) -> None:
+    """Section 3.2.1: E(x) = 0 at s = 0."""
     learner = trained(make_learner)
     packed = pack(WARM_UP, learner.device)
     losses = []
-    for parallel_adapter in (None, TransientExpert(learner.banks, coordinates, seed=1)):
+    for parallel_adapter in (None, TransientExpert(learner.banks, seed=1)):
         context = packed.context()
         context.parallel_adapter = parallel_adapter
         with torch.no_grad(), routing_context(learner.model, context):
@@ -185,9 +230,9 @@ def test_a_transient_expert_has_no_effect_before_it_is_trained(make_learner: Mak
 
 
 def test_its_output_is_added_beside_the_frozen_linear(make_learner: MakeLearner) -> None:
-    """Eq. (1): y plus alpha / r times the sum over heads and blocks of B A h, for the layer that calls it."""
+    """Eq. (4): y plus alpha / r times the sum over heads of B A h, for the layer that calls it."""
     learner = make_learner(preset="mh-moe")
-    expert = TransientExpert(learner.banks, "random", seed=1)
+    expert = TransientExpert(learner.banks, seed=1)
     bank = learner.banks[1]
     with torch.no_grad():
         expert.B[bank.name].normal_(generator=torch.Generator().manual_seed(2))
@@ -195,16 +240,31 @@ def test_its_output_is_added_beside_the_frozen_linear(make_learner: MakeLearner)
         y_TO = torch.randn(5, bank.layer.out_features, generator=torch.Generator().manual_seed(4))
         result = expert(bank.info, x_TD, y_TO.clone())
         h_HTS = split_heads(x_TD, len(bank.A))
-        added = torch.einsum("hts,hkrs,hkro->to", h_HTS, expert.A[bank.name], expert.B[bank.name])
+        added = torch.einsum("hts,hrs,hro->to", h_HTS, expert.A[bank.name][:, 0], expert.B[bank.name][:, 0])
     torch.testing.assert_close(result, y_TO + bank.info.scaling * added, rtol=1e-4, atol=1e-4)
 
 
-def test_the_coordinates_of_the_bank_are_the_stable_experts_own(make_learner: MakeLearner) -> None:
-    """`bank` starts each block from its stable expert's A; `random` starts from another."""
-    learner = trained(make_learner)
-    own = TransientExpert(learner.banks, "bank", seed=1)
-    other = TransientExpert(learner.banks, "random", seed=1)
+@pytest.mark.parametrize("preset", ["mh-moe", "cp-moe"])
+def test_similarity_is_measured_in_the_stable_model(make_learner: MakeLearner, preset: str) -> None:
+    """Eq. 9, one layer, head and expert at a time, on the inputs that layers have without the transient expert."""
+    learner = trained(make_learner, preset=preset)
+    expert = probed(learner).expert
+    inputs: dict[str, Tensor] = {}
+
+    def observe(layer: AdaptedLayer, x_TD: Tensor, y: Tensor) -> Tensor:
+        inputs[layer.name] = x_TD.reshape(-1, x_TD.shape[-1]).double()
+        return y
+
+    packed = pack(WARM_UP, learner.device)
+    context = packed.context()
+    context.parallel_adapter = observe
+    with torch.no_grad(), routing_context(learner.model, context):
+        packed_loss(learner.forward, packed)
+    result = expert.similarity(learner, WARM_UP)
     for bank in learner.banks:
-        assert torch.equal(own.A[bank.name], bank.A)
-        assert not torch.equal(other.A[bank.name], bank.A)
-        assert other.A[bank.name].abs().max() <= bank.A.shape[-1] ** -0.5
+        h_HTS = split_heads(inputs[bank.name], len(bank.A))
+        te_HRT = torch.einsum("hts,hrs->hrt", h_HTS, expert.A[bank.name][:, 0].double())
+        se_HKRT = torch.einsum("hts,hkrs->hkrt", h_HTS, bank.A.double())
+        expected = dense(te_HRT, se_HKRT, expert.B[bank.name][:, 0].double(), bank.B.double())
+        torch.testing.assert_close(result[bank.name], expected.detach().nan_to_num(), rtol=1e-4, atol=1e-5)
+    assert max(float(h.max()) for h in result.values()) > 0

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from benchmarks.daemon import without_http
 from streamlearn.daemon.build import Components, decoding_thread
+from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError, SourceError
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import StateLock
@@ -45,17 +48,21 @@ def test_closing_twice_is_safe(make: Callable[..., Settings]) -> None:
     components.close()
 
 
-def test_numpy_computes_on_one_thread_until_it_is_closed(make: Callable[..., Settings]) -> None:
+def test_numpy_computes_on_one_thread_while_the_loop_runs(make: Callable[..., Settings]) -> None:
     """Whatever the process had before. The threads of training are not limited by it."""
 
     def threads() -> set[int]:
         return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
-    with threadpool_limits(2, user_api="blas"):
-        components = Components(make(records(4)))
-        assert threads() == {1}
-        components.close()
-        assert threads() == {2}
+    class Watching(Daemon):
+        def start(self) -> None:
+            seen.append(threads())
+            super().start()
+
+    seen: list[set[int]] = []
+    with threadpool_limits(2, user_api="blas"), closing(Components(make(records(4)))) as components:
+        Watching(components, *without_http()).run()
+        assert [*seen, threads()] == [{1}, {2}]
 
 
 def test_a_stop_waits_for_no_record_that_only_waits_to_be_decoded() -> None:

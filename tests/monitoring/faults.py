@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamlearn.backbone.nano_vl import NANO
-from streamlearn.publish.publication import load_tokenizer
+from streamlearn.model_files import NANO, load_tokenizer
 from tests.monitoring.stage import Stage
 
 TOO_SMALL = 256 << 10  # bytes: larger than the journal and the record of what is in hand, smaller than a snapshot

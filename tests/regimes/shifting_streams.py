@@ -30,7 +30,7 @@ TASKS = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "adapter of its own": {},
-    "cp-moe": {"adapter": {"preset": "cp-moe", "num_heads": 1}, "consolidate": {"importance": "transient"}},
+    "cp-moe": {"adapter": {"preset": "cp-moe"}},
     "one adapter": {"adapter": {"per_regime": False}, "consolidate": {"anchor_strength": 10.0}},
 }
 

@@ -172,7 +172,9 @@ def finish(ticket: Ticket, route: Route = KNOWN) -> None:
             )
     elif isinstance(job, EvalJob):
         output = "x" if job.generate else None
-        scores = tuple(ExampleResult(loss=0.5, tokens=3, output=output, route=KNOWN) for _ in job.examples)
+        scores = tuple(
+            ExampleResult(loss=0.5, tokens=3, token_accuracy=1.0, output=output, route=KNOWN) for _ in job.examples
+        )
         rates = {"exact_match": 1.0, "rouge_l": 1.0} if job.generate else {}
         ticket.finish(
             EvalResult(

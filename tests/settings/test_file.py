@@ -212,7 +212,7 @@ def test_the_fingerprint_holds_what_alters_results(tmp_path: Path, change: dict[
 
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("image-text", "kafka-local", "prod", "quickstart", "smollm2")
+NAMES = ("image-text", "kafka-local", "mission", "prod", "quickstart", "smollm2")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["quikstart", "", "../configs/quickstart", "sample/README"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     """Only names are accepted, never paths."""
-    with pytest.raises(ConfigError, match="image-text, kafka-local, prod, quickstart, smollm2") as caught:
+    with pytest.raises(ConfigError, match=", ".join(NAMES)) as caught:
         load(Path(f"packaged:{name}"))
     assert repr(name) in str(caught.value)
 

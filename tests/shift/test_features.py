@@ -15,6 +15,8 @@ from streamlearn.shift.features import (
     DocumentFrequency,
     Featurizer,
     input_of,
+    projection,
+    token_vectors,
 )
 from tests.doubles import example
 
@@ -42,6 +44,26 @@ def test_x_is_equation_1() -> None:
         ids = np.array(tokens, dtype=np.int32)
         assert np.array_equal(featurizer.featurize(ids).x_D, bare.featurize(ids).x_D)
         assert float(np.linalg.norm(bare.featurize(ids).x_D)) == pytest.approx(1.0)
+
+
+def test_token_vectors_do_not_depend_on_the_size_of_a_chunk() -> None:
+    """The first chunk standardizes all rows, which are projected and have unit length."""
+    weight = np.random.default_rng(0).normal(size=(100, 48)).astype(np.float32)
+    rows = (weight - weight[:80].mean(axis=0)) / weight[:80].std(axis=0, ddof=1) @ projection(48)
+    expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(token_vectors([weight[:80], weight[80:]]), expected, atol=2e-3)
+    assert np.abs(token_vectors([weight]).astype(np.float32) * expected).sum(axis=1).min() > 0.9
+
+
+def test_one_huge_dimension_does_not_decide_the_token_vectors() -> None:
+    """Standardized, it counts like any other; a constant one does not count."""
+    weight = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+    huge, constant = weight.copy(), weight.copy()
+    huge[:, 3] = 1000 * huge[:, 3] + 5000
+    constant[:, 3] = 5000.0
+    np.testing.assert_allclose(token_vectors([huge]), token_vectors([weight]), atol=4e-3)
+    cosines = (token_vectors([constant]).astype(np.float32) * token_vectors([weight]).astype(np.float32)).sum(axis=1)
+    assert cosines.mean() > 0.95
 
 
 def test_the_input_is_what_is_not_learned() -> None:

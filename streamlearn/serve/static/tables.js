@@ -56,11 +56,17 @@ function done(row) {
   if (row.kind === "answers") return ANSWERS_CHANGED;
   const said = [entered(row)];
   if (row.probe_tokens > 0) said.push(`Probed ${count(row.probe_tokens)} tokens in ${fixed(row.probe_seconds, 1)} s.`);
-  if (row.mean_similarity !== null) said.push(`Mean CKA ${fixed(row.mean_similarity, 2)}.`);
+  if (row.probe_losses !== null) said.push(transientExpert(row));
   if (row.refused_return !== null) said.push(`Its inputs look like regime ${row.refused_return}'s, but its losses do not.`);
   if (row.parent !== null) said.push(`Split from regime ${row.parent}, which continues beside it.`);
   if (row.dropped !== null) said.push(`Regime ${row.dropped} made room for it.`);
   return said.join(" ");
+}
+
+function transientExpert(row) {
+  const [losses, range] = [row.probe_losses, row.similarity_range].map((pair) => pair.map((value) => fixed(value, 2)));
+  const found = row.probe_failed ? "which failed" : `CKA ${fixed(row.mean_similarity, 2)} (${range.join(" to ")} by head)`;
+  return `Probe loss ${losses.join(" to ")}, ${found}.`;
 }
 
 function entered(row) {

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from streamlearn.backbone.load import BUILTIN
+from streamlearn.model_files import BUILTIN
 from tests.fleet.exact import answers
 from tests.fleet.exact.base_gguf import write_base
 from tests.fleet.exact.learned_run import LearnedRun, learned

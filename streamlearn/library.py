@@ -1,0 +1,532 @@
+"""The learner as a Python object: learns from any iterable of records, without a daemon around it.
+
+The loop, the state folder and the snapshots are the daemon's own, so either continues what the other has saved. Nothing
+here starts a thread or a server, handles a signal or configures logging; warnings go through `warnings`.
+"""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from pydantic import TypeAdapter
+from tqdm.auto import tqdm
+
+from connectors.iterable import IterableSource
+from streamlearn.backbone.load import adopt
+from streamlearn.board import Board, Clock
+from streamlearn.daemon.build import Components
+from streamlearn.daemon.loop import Daemon
+from streamlearn.errors import ConfigError, SnapshotError, UsageError
+from streamlearn.export.export import Exporter, ExportOptions
+from streamlearn.export.formats import BaseModel
+from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue, PromptInput, RouteJob
+from streamlearn.jobs.runner import evaluate, generate, route
+from streamlearn.learner.evaluate import run_to_end
+from streamlearn.learner.learner import Step
+from streamlearn.model_files import newest_revision
+from streamlearn.regimes.regime import ShiftReport
+from streamlearn.series import HistoryPoint
+from streamlearn.settings import Settings
+from streamlearn.settings.settings import checked
+from streamlearn.snapshot.parts import SnapshotInfo
+from streamlearn.snapshot.store import SnapshotStore
+from streamlearn.status import Phase, RegimeStatus, Requested, Route, ShiftStatus, Status
+from streamlearn.stream.record import Batch
+
+Record = Mapping[str, Any]
+"""A record in one of the forms that the daemon reads, such as {"prompt": ..., "completion": ...}."""
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages, each with role and content."""
+_POINTS = TypeAdapter(tuple[HistoryPoint, ...])
+
+
+@dataclass(frozen=True)
+class Update:
+    """One batch that was learned."""
+
+    step: int
+    """Updates made so far, this one included."""
+    loss: float | None
+    """Prequential loss: of the batch before it was learned, nats per learned token; None if all of it was held out."""
+    regime: int
+    """Number of the regime of its last record."""
+    regimes: tuple[int, ...]
+    """The same of each record."""
+    shift: ShiftStatus | None
+    """The shift that was acted on before it, the last one if there were several; the first regime is none."""
+    records: int
+    """Its records, with those held out."""
+    tokens: int
+    """Tokens that were trained on."""
+    refusal: str | None = None
+    """Why the weights were not changed; None if they were."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A regime that is remembered."""
+
+    number: int
+    """Unique; never reused."""
+    name: str
+    """Label for people; empty without one."""
+    records: int
+    """Its records so far."""
+    loss: float | None
+    """Loss of its newest records before each was learned, nats per learned token, smoothed."""
+    accuracy: float | None
+    """Share of the learned tokens of its hold-out records that are the most probable ones, 0 to 1; None before they
+    were scored."""
+    forgotten: float | None
+    """Best accuracy since the stream left it, less the present one; None before."""
+
+    @classmethod
+    def from_status(cls, status: RegimeStatus) -> Self:
+        """The part of a regime's status that is shown here."""
+        now = status.now
+        is_scored = now is not None and status.best_accuracy is not None
+        return cls(
+            status.number,
+            status.name,
+            status.records,
+            status.prequential_loss,
+            None if now is None else now.accuracy,
+            status.best_accuracy - now.accuracy if is_scored else None,  # type: ignore[operator, union-attr]
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of some examples."""
+
+    examples: int
+    loss: float
+    """Nats per learned token."""
+    accuracy: float
+    """Share of learned tokens that were the most probable ones, 0 to 1."""
+    score: float | None
+    """Mean ROUGE-L F1 of generated answers, 0 to 1; None without `generate`."""
+
+
+@dataclass(frozen=True)
+class Evaluation(Scores):
+    """Scores of all examples, and by the regime that each was routed to."""
+
+    by_regime: Mapping[int | None, Scores]
+    """By number; None: examples that match no regime."""
+
+
+class History:
+    """The past of the run, a row for each batch; old rows are joined, so that it stays bounded."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows = rows
+        """Oldest first; the columns are the fields of `series.HistoryPoint`."""
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd  # noqa: PLC0415 - optional
+
+        return pd.DataFrame(self.rows)
+
+
+class Callback(Protocol):
+    """What is called while records are learned: any of these, as of a `transformers.TrainerCallback`.
+
+    `args` is None; `state` and `control` are transformers' `TrainerState` and `TrainerControl`; a callback may set
+    `control.should_training_stop`.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **kwargs: Any) -> Any: ...
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
+
+
+class Learner:
+    """A frozen model that keeps learning from records, without task boundaries.
+
+    >>> learner = Learner("builtin:nano", learner={"lr": 0.01}, progress=False)
+    >>> updates = [update for update in learner.learn([{"prompt": "2 + 2 =", "completion": " 4"}] * 24)]
+    >>> learner.regimes[0].records
+    24
+    >>> learner.close()
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        state: str | Path | None = None,
+        preset: str | None = None,
+        revision: str | None = None,
+        device: str | None = None,
+        callbacks: Sequence[Any] = (),
+        progress: bool = True,
+        accept_config_change: bool = False,
+        **settings: Any,
+    ) -> None:
+        """Load the model, and continue from the newest snapshot in `state` if there is one.
+
+        Args:
+            model: A folder, `builtin:nano`, a hub id, or a causal language model of transformers, which is changed in
+                place: frozen, with experts beside its linears.
+            tokenizer: The tokenizer of a model that is loaded already.
+            state: Folder of the snapshots, as the daemon's; None: nothing is kept.
+            preset: `adapter.preset`.
+            revision: Commit of a hub id; by default the one that its branch `main` names, which is then pinned.
+            device: `backbone.device`.
+            callbacks: See `Callback`.
+            progress: Whether a bar is shown in a terminal and a notebook.
+            accept_config_change: Continue though settings that decide what is learned have changed.
+            **settings: The sections and keys of a configuration file: `learner={"lr": 0.002}`, `seed=1`. A `source` is
+                only needed to learn from what the daemon reads.
+
+        Raises:
+            ConfigError: a setting is wrong, the model cannot be used, or the snapshot belongs to another setup.
+            SnapshotError: the state cannot be read or written.
+            StateLockedError: a daemon, or another learner, uses the folder.
+        """
+        is_name = isinstance(model, str | Path)
+        if is_name == (tokenizer is not None):
+            raise ConfigError("tokenizer: must be given with a model that is loaded already, and only then")
+        backbone = None if is_name else adopt(model, tokenizer)
+        values = {**settings, "backbone": {**settings.get("backbone", {})}, "adapter": {**settings.get("adapter", {})}}
+        if is_name:
+            values["backbone"] |= _located(str(model), revision)
+        if device is not None:
+            values["backbone"]["device"] = device
+        if preset is not None:
+            values["adapter"]["preset"] = preset
+        self._temporary = None if state is not None else TemporaryDirectory(prefix="streamlearn-")
+        values["state"] = state if self._temporary is None else self._temporary.name
+        self._build(values, callbacks, progress=progress, accept=accept_config_change, backbone=backbone)
+
+    @classmethod
+    def open(
+        cls,
+        state: str | Path,
+        *,
+        device: str = "auto",
+        callbacks: Sequence[Any] = (),
+        progress: bool = True,
+    ) -> Self:
+        """Continue from the newest snapshot in a state folder, also a daemon's, with the settings that made it.
+
+        Raises:
+            SnapshotError: the folder has no snapshot, or only damaged ones.
+            ConfigError: the model is no longer where it was.
+            StateLockedError: a daemon, or another learner, uses the folder.
+        """
+        store = SnapshotStore(Path(state) / "snapshots", keep=1)
+        snapshot = store.newest() if store.folder.is_dir() else None
+        if snapshot is None:
+            raise SnapshotError(f"{state}: must be the state folder of a run, found no snapshot in it")
+        values: dict[str, Any] = {**snapshot.manifest.config, "state": state}
+        values["backbone"] = {**values["backbone"], "device": device}
+        opened = cls.__new__(cls)
+        opened._temporary = None
+        opened._build(values, callbacks, progress=progress, accept=False, backbone=None)
+        return opened
+
+    def _build(
+        self, values: dict[str, Any], callbacks: Sequence[Any], *, progress: bool, accept: bool, backbone: Any
+    ) -> None:
+        self._source = None if "source" in values else IterableSource()
+        unread = {"jsonl": {"path": os.devnull}}  # a configuration needs a source
+        self.settings: Settings = checked({"source": unread, **values}, Path.cwd())
+        self._progress = progress
+        self._components = Components(
+            self.settings, accept_config_change=accept, source=self._source, backbone=backbone
+        )
+        self.settings = self._components.settings
+        self._observer = _Observer(callbacks)
+        board = Board(Status(Phase.STARTING), Clock())
+        self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
+        self._daemon.start()
+
+    def learn(self, records: Iterable[Record] | None = None) -> Iterator[Update]:
+        """Learn from records, in their order; yields after every batch.
+
+        Without `records` they are read from the configured `source`, until it ends.
+
+        Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
+        early keeps what was read, and the next call goes on with it. At the end everything is learned, and saved where
+        the learner has a state folder. A record that cannot be used is warned of and left out.
+
+        Raises:
+            UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
+            SourceError: the configured source cannot be read.
+            DivergedError: updates are still not finite after a rollback.
+        """
+        daemon, observer = self._daemon, self._observer
+        if (records is None) == (self._source is not None):
+            raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
+        if self._source is not None and records is not None:
+            self._source.feed(records)
+        shown = self._progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        total = len(records) if isinstance(records, Sized) else None
+        observer.begin(daemon.learner.number)
+        with tqdm(total=total, unit="record", disable=not shown) as bar:
+            for batch in daemon.batches():
+                observer.shift = None
+                step = daemon.advance(batch)
+                numbers = self._components.adaptation.numbers
+                regimes = tuple(numbers[slot] for slot in batch.slots)
+                update = _update(daemon.learner.number, step, regimes, observer.shift)
+                bar.update(len(regimes))
+                if update.loss is not None:
+                    bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)
+                observer.updated(update)
+                yield update
+                if observer.stopped:
+                    break
+        if self._temporary is None:
+            self.save()
+        observer.end()
+
+    @property
+    def regimes(self) -> list[Regime]:
+        """The regimes that are remembered, by number."""
+        return list(map(Regime.from_status, self._components.adaptation.status().regimes))
+
+    @property
+    def shifts(self) -> list[ShiftStatus]:
+        """The newest shifts, oldest first, the entry into the first regime among them."""
+        return list(self._components.adaptation.status().shifts)
+
+    @property
+    def history(self) -> History:
+        """The past of the run, a row for each batch."""
+        return History(_POINTS.dump_python(self._components.history.status.points))
+
+    @property
+    def records(self) -> int:
+        """Records that are done. A run that was saved and opened again goes on with the record after them."""
+        return self._daemon.state.records
+
+    @property
+    def peft_model(self) -> Any:
+        """The `PeftModel`, for what this class does not do; the adapter of regime N is not always its active one."""
+        return self._components.model.peft
+
+    def route(self, prompt: str | Conversation) -> Route:
+        """Find the regime of a prompt or a conversation, and whether it is `known`; no forward pass is made.
+
+        Raises:
+            RecordError: it cannot be encoded.
+        """
+        work = route(RouteJob((_prompt(prompt),)), *self._parts())
+        return run_to_end(work).routes[0]
+
+    def generate(
+        self,
+        prompt: str | Conversation,
+        *,
+        max_new_tokens: int = 64,
+        regime: int | None = None,
+        backbone: bool = False,
+        stop: Sequence[str] = (),
+    ) -> str:
+        """Continue a prompt, or answer a conversation, greedily; returns the new text.
+
+        Args:
+            prompt: A text, or messages.
+            max_new_tokens: At most so many tokens.
+            regime: Number of the regime to answer with; by default what the prompt is routed to.
+            backbone: Answer with the untouched backbone instead.
+            stop: Strings that end the text.
+
+        Raises:
+            RecordError: the prompt cannot be encoded.
+            UnknownRegimeError: there is no such regime.
+            UsageError: both a regime and the backbone are asked for.
+        """
+        if backbone and regime is not None:
+            raise UsageError(f"generate: must be given a regime or backbone=True, found both, with regime {regime}")
+        requested: Requested = "backbone" if backbone else "routed" if regime is None else regime
+        given = _prompt(prompt)
+        job = GenerateJob(
+            given.prompt, given.messages, max_new_tokens=max_new_tokens, requested=requested, stop=tuple(stop)
+        )
+        return run_to_end(generate(job, *self._parts())).text
+
+    def evaluate(self, examples: Iterable[Record], *, generate: bool = False, max_new_tokens: int = 64) -> Evaluation:
+        """Score examples under what they are routed to; nothing is learned.
+
+        Args:
+            examples: At least one record with something to learn.
+            generate: Whether answers are generated and compared with the expected ones.
+            max_new_tokens: Maximum tokens of an answer.
+
+        Raises:
+            ExampleError: an example is unusable; the message has its index.
+            UsageError: there is none.
+        """
+        given = tuple(examples)
+        if not given:
+            raise UsageError("evaluate: must be given at least one example, found none")
+        job = EvalJob(given, generate=generate, max_new_tokens=max_new_tokens)
+        pack_tokens = self.settings.stream.batch_tokens
+        results = run_to_end(evaluate(job, *self._parts(), pack_tokens=pack_tokens)).per_example
+        groups: dict[int | None, list[ExampleResult]] = defaultdict(list)
+        for result in results:
+            groups[result.route.regime if result.route.known else None].append(result)
+        by_regime = {number: _scores(groups[number]) for number in sorted(groups, key=lambda n: (n is None, n or 0))}
+        return Evaluation(**asdict(_scores(results)), by_regime=by_regime)
+
+    def export(self, out: str | Path, *, regime: int | None = None, approximate: bool = False) -> list[Path]:
+        """Write regimes as plain LoRAs for stock PEFT, each into a new folder in `out`; returns the folders.
+
+        Args:
+            out: Folder, made if it does not exist.
+            regime: Number of one regime; by default all.
+            approximate: Whether experts among which tokens choose may be replaced by their mean.
+
+        Raises:
+            UsageError: there is no such regime, its folder exists, or it cannot be written without loss.
+            SnapshotError: a folder cannot be written.
+        """
+        components = self._components
+        base = BaseModel.from_settings(self.settings.backbone, components.shape.folder)
+        exporter = Exporter(
+            components.learner,
+            components.adaptation,
+            f"step {components.learner.number}",
+            datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 - for people
+            components.shape,
+            self.settings,
+            ExportOptions(Path(out), "peft", base, approximate=approximate),
+        )
+        slots = exporter.slots([] if regime is None else [regime])
+        return [Path(out) / exporter.export(slot).name for slot in slots]
+
+    def save(self) -> Path:
+        """Write a snapshot, from which a daemon or `open` continues; returns its folder.
+
+        Raises:
+            UsageError: the learner has no state folder.
+            SnapshotError: it cannot be written; the snapshot before it is untouched.
+        """
+        if self._temporary is not None:
+            raise UsageError("save: the learner must have a folder to save to: Learner(..., state=FOLDER)")
+        return self._components.store.folder / self._daemon.save().name
+
+    def close(self) -> None:
+        """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice."""
+        self._components.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _parts(self) -> tuple[Any, Any, Any]:
+        components = self._components
+        return components.learner, components.decoder, components.adaptation.route
+
+
+class _Observer:
+    """Passes what the loop reports on to the callbacks, and keeps the newest shift."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+        self.shift: ShiftStatus | None = None
+        """The newest shift since it was set to None."""
+
+    def begin(self, step: int) -> None:
+        """A call of `learn` begins."""
+        if self._callbacks:
+            from transformers import TrainerControl, TrainerState  # noqa: PLC0415 - takes a second to import
+
+            self._state, self._control = TrainerState(global_step=step), TrainerControl()
+        self._call("on_train_begin")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback asked to stop."""
+        return bool(self._callbacks) and self._control.should_training_stop
+
+    def updated(self, update: Update) -> None:
+        """A batch was learned."""
+        if self._callbacks:
+            self._state.global_step = update.step
+            logs = {"loss": update.loss, "regime": update.regime, "shift": update.shift is not None}
+            self._call("on_log", logs=logs)
+            self._call("on_step_end")
+
+    def end(self) -> None:
+        """A call of `learn` ends."""
+        self._call("on_train_end")
+
+    def _call(self, method: str, **values: Any) -> None:
+        for callback in self._callbacks:
+            if hasattr(callback, method):
+                getattr(callback, method)(None, self._state, self._control, **values)
+
+    def on_start(self, status: Status) -> None: ...
+
+    def on_step(self, batch: Batch, step: Step, status: Status) -> None: ...
+
+    def on_shift(self, report: ShiftReport) -> None:
+        if report.shift.previous is not None:
+            self.shift = report.status
+
+    def on_snapshot(self, info: SnapshotInfo) -> None:
+        del info
+        if self._callbacks and hasattr(self, "_state"):
+            self._call("on_save")
+
+
+def _update(step: int, done: Step | None, regimes: tuple[int, ...], shift: ShiftStatus | None) -> Update:
+    if done is None:
+        return Update(step, None, regimes[-1], regimes, shift, len(regimes), 0)
+    return Update(step, done.loss, regimes[-1], regimes, shift, len(regimes), done.tokens, done.refusal)
+
+
+def _scores(examples: Sequence[ExampleResult]) -> Scores:
+    tokens = sum(example.tokens for example in examples)
+    scores = [example.rouge_l for example in examples if example.rouge_l is not None]
+    return Scores(
+        len(examples),
+        sum(example.loss * example.tokens for example in examples) / tokens,
+        sum(example.token_accuracy * example.tokens for example in examples) / tokens,
+        fmean(scores) if scores else None,
+    )
+
+
+def _prompt(given: str | Conversation) -> PromptInput:
+    return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
+
+
+def _located(model: str, revision: str | None) -> dict[str, str]:
+    """The settings of a model by its name; a folder stays what it is wherever the program changes to.
+
+    Raises:
+        ConfigError: no commit of a hub id is known here, and the hub cannot be asked.
+    """
+    if model.startswith("builtin:"):
+        return {"model": model}
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return {"model": str(folder.resolve())}
+    return {"model": model, "revision": revision or newest_revision(model)}
