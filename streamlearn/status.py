@@ -254,10 +254,10 @@ class ShiftStatus:
     mean_similarity: float | None
     """Mean CKA of the transient expert with the stable experts; null when they were not compared."""
     probe_losses: tuple[float, float] | None = None
-    """Mean loss of the transient expert over the first and the last third of its steps, nats per token; null without
-    one."""
+    """Mean loss of the records of the transient expert's last steps, without it and with it, nats per token; null where
+    none was trained."""
     probe_failed: bool = False
-    """Whether that loss did not fall: then nothing of the probe is used."""
+    """Whether the second is not lower: then nothing of the probe is used."""
     similarity_range: tuple[float, float] | None = None
     """Lowest and highest mean CKA of a head, of all layers; null when they were not compared."""
     mean_importance: float | None = None

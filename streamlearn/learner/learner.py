@@ -112,9 +112,9 @@ class Probe:
     probe_tokens: int
     """Tokens that it read."""
     probe_losses: tuple[float, float]
-    """Mean loss over the first and the last third of its steps, nats per learned token."""
+    """Mean loss of the records of its last steps, without what it trained and with it, nats per learned token."""
     probe_failed: bool
-    """Whether the loss did not fall, so that nothing of it is used."""
+    """Whether the second is not lower, so that nothing of the probe is used."""
     mean_similarity: float
     """Mean CKA of the records' own expert with the experts of the regimes so far."""
     similarity_range: tuple[float, float]

@@ -76,7 +76,7 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
 
 @pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
 def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Settings], preset: str) -> None:
-    """The stream stays in the old regime, nothing is probed, and each regime has its own records in its samples."""
+    """The stream stays in the old regime, the new one is not probed, and each has its own records in its samples."""
     shape = {"stream": {"max_tokens": 256, "batch_tokens": 512}, "learner": {"lr": 1e-2, "rehearsal": 0.25}}
     shape["holdout"] = {"every_records": 4}
     settings = make(mixed(160), adapter={"preset": preset, "num_heads": 1}, **shape)
@@ -85,7 +85,7 @@ def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Sett
     first, split = adaptation.state.reports
     assert (split.shift.parent, split.shift.previous, split.shift.known) == (1, 1, False)
     assert split.started_from == (1 if preset == "streamlearn" else None)
-    assert (first.probe_tokens, split.probe_tokens) == (0, 0)
+    assert (first.probe_tokens > 0, split.probe_tokens) == (preset == "cp-moe", 0)  # whose importance a probe measures
     assert (adaptation.state.current, adaptation.state.undivided) == (0, [])
     for sample in ("holdouts", "rehearsal"):
         records = [getattr(adaptation.by_slot[slot], sample).examples for slot in (0, 1)]
