@@ -55,6 +55,37 @@ def fetch(settings: BackboneSettings) -> Path:
     return folder
 
 
+def pinned(model: str, revision: str | None = None) -> str | None:
+    """Return the commit of a hub id, `revision` or else the newest; None for a builtin model or a folder.
+
+    Raises:
+        ConfigError: see `newest_revision`.
+    """
+    if model.startswith("builtin:") or Path(model).expanduser().is_dir():
+        return None
+    return revision or newest_revision(model)
+
+
+def newest_revision(model: str) -> str:
+    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
+
+    Raises:
+        ConfigError: the name is no hub id, or the hub cannot be asked.
+    """
+    if not _is_hub_id(model):
+        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
+    if copy := _hub_folder(BackboneSettings(model=model, revision="main"), download=False):
+        return copy.name
+    from httpx2 import HTTPError  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub import model_info  # noqa: PLC0415
+
+    try:
+        return str(model_info(model).sha)
+    except (HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{model}: its newest commit cannot be read from the hub: {reason}; set revision") from error
+
+
 def text_folder(folder: Path) -> Path:
     """Return the folder of a model's tokenizer and token embeddings: nano-vl has those of nano."""
     return NANO if folder == NANO_VL else folder
@@ -175,23 +206,3 @@ def _hub_folder(settings: BackboneSettings, *, download: bool) -> Path | None:
         raise ConfigError(
             f"backbone.model {model} at {revision}: cannot be downloaded from the hub: {error}"
         ) from error
-
-
-def newest_revision(model: str) -> str:
-    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
-
-    Raises:
-        ConfigError: the name is no hub id, or the hub cannot be asked.
-    """
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
-
-    if not _is_hub_id(model):
-        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
-    for is_offline in (True, False):
-        try:
-            return Path(snapshot_download(model, allow_patterns=list(_FILES), local_files_only=is_offline)).name
-        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-            if not is_offline:
-                raise ConfigError(f"{model}: cannot be downloaded from the hub: {error}") from error
-    raise AssertionError("the last turn returns or raises")

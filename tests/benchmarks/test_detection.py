@@ -106,13 +106,13 @@ def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
     assert assignment.mixture_metrics(order, assigned)["purity"] > 0.95
 
 
-def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task]) -> None:
-    """And unknown ones those of all others; synthetic tasks are told apart."""
-    outcome = assignment.classify(tasks, [0, 3], "bare", np.random.default_rng(0))
+def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task], tmp_path: Path) -> None:
+    """And unknown ones those of all others; synthetic tasks are told apart, by the gateway as by the monitor."""
+    outcome = assignment.classify(tasks, [0, 3], "bare", np.random.default_rng(0), tmp_path)
     assert (len(outcome.known), len(outcome.unknown)) == (60, 2 * (NUM_TASKS - 2))
     metrics = outcome.metrics(0.01)
     assert metrics["auroc"] > 0.99
-    assert metrics["unknown_detected"] == 1.0
+    assert (metrics["routed"], metrics["unknown_detected"], metrics["gateway_differs"]) == (1.0, 1.0, 0.0)
 
 
 @pytest.fixture

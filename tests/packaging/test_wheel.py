@@ -85,6 +85,7 @@ def test_it_holds_the_two_packages_and_nothing_else(installed: Installed) -> Non
     assert {name.partition("/")[0] for name in held} == {"streamlearn", "connectors", metadata}
     assert {f"{metadata}/licenses/LICENSE", f"{metadata}/licenses/NOTICE"} <= held
     assert {"streamlearn/py.typed", "connectors/py.typed", "streamlearn/backbone/nano/model.safetensors"} <= held
+    assert "streamlearn/settings/schema.json" in held
 
 
 def test_every_configuration_and_systemd_file_travels(installed: Installed) -> None:

@@ -66,7 +66,7 @@ function done(row) {
 function transientExpert(row) {
   const [losses, range] = [row.probe_losses, row.similarity_range].map((pair) => pair.map((value) => fixed(value, 2)));
   const found = row.probe_failed ? "which failed" : `CKA ${fixed(row.mean_similarity, 2)} (${range.join(" to ")} by head)`;
-  return `Probe loss ${losses.join(" to ")}, ${found}.`;
+  return `The transient expert took the loss from ${losses.join(" to ")}, ${found}.`;
 }
 
 function entered(row) {
