@@ -8,6 +8,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from connectors.iterable import IterableSource
-from streamlearn.backbone.load import adopt
+from streamlearn.backbone.load import Backbone, Outline, adopt
 from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
@@ -212,9 +213,7 @@ class Learner:
             values["backbone"]["device"] = device
         if preset is not None:
             values["adapter"]["preset"] = preset
-        self._temporary = None if state is not None else TemporaryDirectory(prefix="streamlearn-")
-        values["state"] = state if self._temporary is None else self._temporary.name
-        self._build(values, callbacks, progress=progress, accept=accept_config_change, backbone=backbone)
+        self._build(values, state, callbacks, progress=progress, accept=accept_config_change, backbone=backbone)
 
     @classmethod
     def open(
@@ -236,28 +235,38 @@ class Learner:
         snapshot = store.newest() if store.folder.is_dir() else None
         if snapshot is None:
             raise SnapshotError(f"{state}: must be the state folder of a run, found no snapshot in it")
-        values: dict[str, Any] = {**snapshot.manifest.config, "state": state}
+        values: dict[str, Any] = {**snapshot.manifest.config}
         values["backbone"] = {**values["backbone"], "device": device}
         opened = cls.__new__(cls)
-        opened._temporary = None
-        opened._build(values, callbacks, progress=progress, accept=False, backbone=None)
+        opened._build(values, state, callbacks, progress=progress, accept=False, backbone=None)
         return opened
 
     def _build(
-        self, values: dict[str, Any], callbacks: Sequence[Any], *, progress: bool, accept: bool, backbone: Any
+        self,
+        values: dict[str, Any],
+        state: str | Path | None,
+        callbacks: Sequence[Any],
+        *,
+        progress: bool,
+        accept: bool,
+        backbone: tuple[Outline, Backbone] | None,
     ) -> None:
         self._source = None if "source" in values else IterableSource()
         unread = {"jsonl": {"path": os.devnull}}  # a configuration needs a source
-        self.settings: Settings = checked({"source": unread, **values}, Path.cwd())
+        self._is_kept = state is not None
+        with ExitStack() as opened:
+            folder = state or opened.enter_context(TemporaryDirectory(prefix="streamlearn-"))
+            settings = checked({"source": unread, **values, "state": folder}, Path.cwd())
+            self._components = opened.enter_context(
+                closing(Components(settings, accept_config_change=accept, source=self._source, backbone=backbone))
+            )
+            self._observer = _Observer(callbacks)
+            board = Board(Status(Phase.STARTING), Clock())
+            self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
+            self._daemon.start()
+            self._close = opened.pop_all().close
+        self.settings: Settings = self._components.settings
         self._progress = progress
-        self._components = Components(
-            self.settings, accept_config_change=accept, source=self._source, backbone=backbone
-        )
-        self.settings = self._components.settings
-        self._observer = _Observer(callbacks)
-        board = Board(Status(Phase.STARTING), Clock())
-        self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
-        self._daemon.start()
 
     def learn(self, records: Iterable[Record] | None = None) -> Iterator[Update]:
         """Learn from records, in their order; yields after every batch.
@@ -265,8 +274,9 @@ class Learner:
         Without `records` they are read from the configured `source`, until it ends.
 
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
-        early keeps what was read, and the next call goes on with it. At the end everything is learned, and saved where
-        the learner has a state folder. A record that cannot be used is warned of and left out.
+        early keeps what was read, and the next call goes on with it. At the end everything is learned, each regime's
+        hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
+        of and left out.
 
         Raises:
             UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
@@ -278,10 +288,8 @@ class Learner:
             raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
         if self._source is not None and records is not None:
             self._source.feed(records)
-        shown = self._progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        total = len(records) if isinstance(records, Sized) else None
         observer.begin(daemon.learner.number)
-        with tqdm(total=total, unit="record", disable=not shown) as bar:
+        with self._bar(len(records) if isinstance(records, Sized) else None) as bar:
             for batch in daemon.batches():
                 observer.shift = None
                 step = daemon.advance(batch)
@@ -295,9 +303,18 @@ class Learner:
                 yield update
                 if observer.stopped:
                     break
-        if self._temporary is None:
+        daemon.score_all()
+        if self._is_kept:
             self.save()
         observer.end()
+
+    def _bar(self, total: int | None) -> Any:
+        """A progress bar; nothing is shown where nobody looks."""
+        if not (self._progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+            return tqdm(disable=True)
+        from tqdm.auto import tqdm as shown  # noqa: PLC0415 - warns in a notebook without widgets
+
+        return shown(total=total, unit="record")
 
     @property
     def regimes(self) -> list[Regime]:
@@ -422,15 +439,13 @@ class Learner:
             UsageError: the learner has no state folder.
             SnapshotError: it cannot be written; the snapshot before it is untouched.
         """
-        if self._temporary is not None:
+        if not self._is_kept:
             raise UsageError("save: the learner must have a folder to save to: Learner(..., state=FOLDER)")
         return self._components.store.folder / self._daemon.save().name
 
     def close(self) -> None:
         """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice."""
-        self._components.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._close()
 
     def __enter__(self) -> Self:
         return self

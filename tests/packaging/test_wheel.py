@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -107,6 +108,16 @@ def test_it_leaves_the_packages_beside_it_alone(installed: Installed, tmp_path: 
     assert told.returncode == 0, told.stderr
     ours = [str(installed.packages / name / "__init__.py") for name in ("connectors", "streamlearn")]
     assert told.stdout.splitlines() == [*(f"another {name}" for name in OTHERS), *ours]
+
+
+def test_the_readmes_program_runs_as_printed(installed: Installed, tmp_path: Path) -> None:
+    """In a folder of its own, with nothing but the wheel."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    told = installed.run("python", "-c", program, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stderr == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_runs_a_packaged_configuration(installed: Installed, tmp_path: Path) -> None:
