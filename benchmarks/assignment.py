@@ -15,11 +15,13 @@ Slots are those that the learner gets: records that were released before a split
 then classifies records that were not in the stream: the remaining ones of the same tasks (known) and records of tasks
 that were not drawn (unknown). `superni` are all tasks of `--data` together, which are less alike than tasks drawn at
 random: among those are groups that differ in one word of the definition, and some cannot be told apart by bare inputs
-at all. By prompt and number of tasks:
+at all. A gateway gets the same requests and the monitor's state as a publication. By prompt and number of tasks:
 
+- routed: share of the known requests whose likeliest regime is that of most of their task's records
 - auroc: probability that a known request has a larger p-value than an unknown one; ties count half
 - known_rejected: share of the known requests that match no regime, at most the level if it is calibrated
 - unknown_detected: share of the unknown requests that match no regime
+- gateway_differs: share of all requests whose regime, or none, is another one in the gateway than in the daemon
 - ms_per_request: processor time to classify a request; classifier_ms: to prepare for a new state of the memory
 """
 
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -48,10 +51,14 @@ from benchmarks.streams import (
     text_featurizer,
     to_tasks,
 )
+from streamlearn.codec import to_arrays
+from streamlearn.gateway.publication import LoadedPublication
 from streamlearn.settings import ServeSettings, ShiftSettings
-from streamlearn.shift.features import input_of
+from streamlearn.shift.features import Featurizer, input_of
 from streamlearn.shift.monitor import Monitor
+from streamlearn.shift.routing import Assignment
 from streamlearn.stream.record import Example
+from tests.gateway.sample_publication import publish_sample
 
 MIN_RECORDS = 100
 """A task with fewer records is not drawn."""
@@ -138,7 +145,16 @@ UNKNOWN_RECORDS = 2
 """Records of each task that is not in the stream."""
 DRAWS = {1: 40, 2: 20, 8: 6, 15: 4, 100: 1}
 """Number of tasks in a stream -> number of draws of them, so that each has about the same number of known requests."""
-REQUEST_COLUMNS = ("streams", "known", "unknown", "auroc", "known_rejected", "unknown_detected", "ms_per_request")
+REQUEST_COLUMNS = (
+    "known",
+    "unknown",
+    "routed",
+    "auroc",
+    "known_rejected",
+    "unknown_detected",
+    "gateway_differs",
+    "ms_per_request",
+)
 
 
 @dataclass
@@ -147,6 +163,8 @@ class RequestScores:
 
     known: list[float]
     unknown: list[float]
+    routed: int = 0
+    differing: int = 0
     request_s: float = 0.0
     classifier_s: float = 0.0
     streams: int = 1
@@ -155,6 +173,8 @@ class RequestScores:
         return RequestScores(
             self.known + other.known,
             self.unknown + other.unknown,
+            self.routed + other.routed,
+            self.differing + other.differing,
             self.request_s + other.request_s,
             self.classifier_s + other.classifier_s,
             self.streams + other.streams,
@@ -167,9 +187,11 @@ class RequestScores:
             "streams": self.streams,
             "known": len(known),
             "unknown": len(unknown),
+            "routed": round(self.routed / len(known), 4),
             "auroc": round(auroc(known, unknown), 4),
             "known_rejected": round(float((known < level).mean()), 4),
             "unknown_detected": round(float((unknown < level).mean()), 4),
+            "gateway_differs": round(self.differing / (len(known) + len(unknown)), 4),
             "ms_per_request": round(1e3 * self.request_s / (len(known) + len(unknown)), 3),
             "classifier_ms": round(1e3 * self.classifier_s / self.streams, 1),
         }
@@ -177,6 +199,11 @@ class RequestScores:
 
 def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[str, Any]:
     """Return the metrics by prompt and number of tasks."""
+    with TemporaryDirectory() as folder:
+        return _measure_requests(data, others, backbone, Path(folder))
+
+
+def _measure_requests(data: Path, others: Path, backbone: Path | None, folder: Path) -> dict[str, Any]:
     tasks, suite = read_tasks(data, others, backbone, limit=TRAIN_RECORDS + KNOWN_RECORDS)
     level = ServeSettings().max_known_rejected
     result: dict[str, Any] = {}
@@ -185,9 +212,9 @@ def measure_requests(data: Path, others: Path, backbone: Path | None) -> dict[st
         for number, draws in DRAWS.items():
             for draw in range(draws if number < len(tasks) else 0):
                 rng = np.random.default_rng([0xAB, number, draw])
-                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng, backbone)
+                drawn = classify(tasks, rng.permutation(len(tasks))[:number].tolist(), prompt, rng, folder, backbone)
                 scores[f"{number}"] = scores[f"{number}"] + drawn if draw else drawn
-        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]), backbone)
+        scores["superni"] = classify(tasks, suite, prompt, np.random.default_rng([0xAB]), folder, backbone)
         result[prompt] = {name: outcome.metrics(level) for name, outcome in scores.items()}
     result["setting"] = {
         "level": level,
@@ -203,17 +230,18 @@ def classify(
     chosen: Sequence[int],
     prompt: Prompt,
     rng: np.random.Generator,
+    folder: Path,
     backbone: Path | None = None,
 ) -> RequestScores:
-    """Let a monitor read the chosen tasks, and classify requests of all."""
-    stream: list[Example] = []
-    known: list[Example] = []
+    """Let a monitor read the chosen tasks, and classify requests of all; it is published in `folder`."""
+    stream: list[tuple[int, Example]] = []
+    known: list[tuple[int, Example]] = []
     for task in chosen:
         examples = tasks[task].examples[prompt]
         order = rng.permutation(len(examples)).tolist()
         cut = min(TRAIN_RECORDS, 2 * len(order) // 3)
-        stream += [examples[i] for i in order[:cut]]
-        known += [examples[i] for i in order[cut : cut + KNOWN_RECORDS]]
+        stream += [(task, examples[i]) for i in order[:cut]]
+        known += [(task, examples[i]) for i in order[cut : cut + KNOWN_RECORDS]]
     unknown = [
         task.examples[prompt][i]
         for number, task in enumerate(tasks)
@@ -221,14 +249,40 @@ def classify(
         for i in rng.permutation(len(task.examples[prompt]))[:UNKNOWN_RECORDS].tolist()
     ]
     monitor = Monitor(ShiftSettings(max_regimes=256), text_featurizer(backbone))
-    run_monitor(monitor, stream)
+    slots = run_monitor(monitor, [example for _, example in stream]).slots
+    main_slots = count([task for task, _ in stream], slots).argmax(axis=0)
     monitor.trained = monitor.state
+    requests = [input_of(request) for request in (*(example for _, example in known), *unknown)]
     started = time.process_time()
-    monitor.assign([input_of(known[0])])
+    monitor.assign(requests[:1])
     prepared = time.process_time()
-    assigned = monitor.assign([input_of(request) for request in (*known, *unknown)])
+    assigned = monitor.assign(requests)
     p_values, ended = [one.p_value for one in assigned], time.process_time()
-    return RequestScores(p_values[: len(known)], p_values[len(known) :], ended - prepared, prepared - started)
+    return RequestScores(
+        p_values[: len(known)],
+        p_values[len(known) :],
+        sum(one.slot == int(main_slots[task]) for one, (task, _) in zip(assigned, known, strict=False)),
+        differing(monitor, requests, assigned, text_featurizer(backbone), folder),
+        ended - prepared,
+        prepared - started,
+    )
+
+
+def differing(
+    monitor: Monitor,
+    requests: Sequence[NDArray[np.int32]],
+    assigned: Sequence[Assignment],
+    featurizer: Featurizer,
+    folder: Path,
+) -> int:
+    """Number of requests that a gateway routes otherwise than the monitor, whose state is published in a folder."""
+    level, numbers = ServeSettings().max_known_rejected, monitor.trained.detector.numbers
+    state, vectors_VD = to_arrays(monitor.trained), featurizer.table_VD
+    publish_sample(folder, state=state, vectors_VD=vectors_VD, max_known_rejected=level)
+    gateway = LoadedPublication.read(folder)
+    theirs = [gateway.route(tuple(request.tolist())).regime for request in requests]
+    own = [numbers[one.slot] if one.p_value >= level else None for one in assigned]
+    return sum(one != other for one, other in zip(own, theirs, strict=True))
 
 
 def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:

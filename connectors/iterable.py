@@ -5,7 +5,6 @@ snapshot is given the records that follow its position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -26,6 +25,7 @@ class IterableSource:
 
     def __init__(self) -> None:
         self.exhausted = True
+        self._error: Exception | None = None
         self._records: Iterator[Mapping[str, Any]] = iter(())
         self._next = 0
 
@@ -46,12 +46,26 @@ class IterableSource:
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
         """Take as many records as wanted; waits for the iterable as long as it takes.
 
+        An error of the iterable is raised once the records before it have been returned.
+
         Raises:
             UsageError: something in the iterable is no dict, or JSON cannot hold it.
         """
         del timeout_s
-        polled = [self._record(value) for value in islice(self._records, max_records)]
-        self.exhausted = self.exhausted or len(polled) < max_records
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        polled: list[Record] = []
+        while len(polled) < max_records and not self.exhausted:
+            try:
+                polled.append(self._record(next(self._records)))
+            except StopIteration:
+                self.exhausted = True
+            except Exception as error:
+                if not polled:
+                    raise
+                self._error = error
+                break
         return polled
 
     def _record(self, value: object) -> Record:

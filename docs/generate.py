@@ -1,8 +1,9 @@
-"""The generated blocks of the documentation: every setting, and every Prometheus metric.
+"""What is generated: the documentation of every setting and every Prometheus metric, and the JSON Schema of settings.
 
 python docs/generate.py
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from streamlearn.board import Board, Clock
+from streamlearn.cli.init import SCHEMA
 from streamlearn.gateway.upstreams import GatewayMetrics
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.metrics import registry
 from streamlearn.settings.section import section_type
 from streamlearn.settings.settings import Settings
+from streamlearn.settings.source import KafkaSettings
 from streamlearn.status import Phase, PublicationStatus, Status, TrackerStatus
 
 BEGIN, END = "<!-- reference -->\n", "<!-- /reference -->"
@@ -80,6 +83,38 @@ def _meaning(field: Any) -> str:
     return " ".join(field.description.split())  # a Markdown row must be one line
 
 
+def settings_schema() -> str:
+    """The JSON Schema of a configuration file: draft 7, which editors know best."""
+    schema = Settings.model_json_schema()
+    sections = schema.pop("$defs")
+    for name, section in sections.items():
+        _simplify(section, f"#/$defs/{name}/properties", "." if name == KafkaSettings.__name__ else "_")
+    _simplify(schema, "#/properties", "_")
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Configuration of streamlearn"}
+    return json.dumps({**head, **schema, "$defs": sections}, indent=1) + "\n"
+
+
+def _simplify(section: dict[str, Any], pointer: str, separator: str) -> None:
+    """Leave out what editors do not show, and accept keys with dots and with underscores; complete one of them."""
+    properties, spellings = {}, {}
+    for key, value in section["properties"].items():
+        name = key.replace("_", separator)
+        if "$ref" in value:  # a section, whose defaults are at its keys
+            value.pop("default", None)
+        shown = {word: part for word, part in value.items() if word not in ("title", "format")}
+        properties[name] = {word: part for word, part in shown.items() if (word, part) != ("default", None)}
+        if "description" in value:
+            properties[name]["description"] = " ".join(value["description"].split())
+        if "_" in key:
+            spellings[f"^{key.replace('_', '[._]')}$"] = {"$ref": f"{pointer}/{name}"}
+    section["properties"] = properties
+    if spellings:
+        section["patternProperties"] = spellings
+    if required := [key for key in section.pop("required", ()) if "_" not in key]:
+        section["required"] = required
+    del section["title"]
+
+
 def daemon_registry() -> CollectorRegistry:
     """Metrics of a daemon that publishes and is tracked, before it has learned anything: every family, few samples."""
     status = Status(Phase.STARTING, publication=PublicationStatus(), trackers=(TrackerStatus("NAME"),))
@@ -127,3 +162,4 @@ if __name__ == "__main__":
         path = Path(__file__).with_name(name)
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(BEGIN + block(text) + END, BEGIN + reference() + END), encoding="utf-8")
+    SCHEMA.write_text(settings_schema(), encoding="utf-8")

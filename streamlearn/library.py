@@ -8,6 +8,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from connectors.iterable import IterableSource
 from streamlearn.backbone.load import adopt
@@ -31,7 +32,7 @@ from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
-from streamlearn.model_files import LORA_FILES, MODEL_FILES, newest_revision
+from streamlearn.model_files import newest_revision
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
@@ -210,21 +211,14 @@ class Learner:
         if is_name:
             values["backbone"] |= _located(str(model), revision)
         if start is not None:
-            located = _located(str(start), None, LORA_FILES)
+            located = _located(str(start))
             values["adapter"] |= {"start": located["model"], "start_revision": located.get("revision")}
         if device is not None:
             values["backbone"]["device"] = device
         if preset is not None:
             values["adapter"]["preset"] = preset
-        self._temporary = None if state is not None else TemporaryDirectory(prefix="streamlearn-")
-        values["state"] = state if self._temporary is None else self._temporary.name
-        self._build(
-            values,
-            callbacks,
-            progress=progress,
-            accept=accept_config_change,
-            loaded=None if is_name else (model, tokenizer),
-        )
+        loaded = None if is_name else (model, tokenizer)
+        self._build(values, state, callbacks, progress=progress, accept=accept_config_change, loaded=loaded)
 
     @classmethod
     def open(
@@ -246,16 +240,16 @@ class Learner:
         snapshot = store.newest() if store.folder.is_dir() else None
         if snapshot is None:
             raise SnapshotError(f"{state}: must be the state folder of a run, found no snapshot in it")
-        values: dict[str, Any] = {**snapshot.manifest.config, "state": state}
+        values: dict[str, Any] = {**snapshot.manifest.config}
         values["backbone"] = {**values["backbone"], "device": device}
         opened = cls.__new__(cls)
-        opened._temporary = None
-        opened._build(values, callbacks, progress=progress, accept=False, loaded=None)
+        opened._build(values, state, callbacks, progress=progress, accept=False, loaded=None)
         return opened
 
     def _build(
         self,
         values: dict[str, Any],
+        state: str | Path | None,
         callbacks: Sequence[Any],
         *,
         progress: bool,
@@ -264,17 +258,21 @@ class Learner:
     ) -> None:
         self._source = None if "source" in values else IterableSource()
         unread = {"jsonl": {"path": os.devnull}}  # a configuration needs a source
-        self.settings: Settings = checked({"source": unread, **values}, Path.cwd())
+        self._is_kept = state is not None
+        with ExitStack() as opened:
+            folder = state or opened.enter_context(TemporaryDirectory(prefix="streamlearn-"))
+            settings = checked({"source": unread, **values, "state": folder}, Path.cwd())
+            backbone = None if loaded is None else adopt(*loaded, settings.adapter)
+            self._components = opened.enter_context(
+                closing(Components(settings, accept_config_change=accept, source=self._source, backbone=backbone))
+            )
+            self._observer = _Observer(callbacks)
+            board = Board(Status(Phase.STARTING), Clock())
+            self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
+            self._daemon.start()
+            self._close = opened.pop_all().close
+        self.settings: Settings = self._components.settings
         self._progress = progress
-        backbone = None if loaded is None else adopt(*loaded, self.settings.adapter)
-        self._components = Components(
-            self.settings, accept_config_change=accept, source=self._source, backbone=backbone
-        )
-        self.settings = self._components.settings
-        self._observer = _Observer(callbacks)
-        board = Board(Status(Phase.STARTING), Clock())
-        self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
-        self._daemon.start()
 
     def learn(self, records: Iterable[Record] | None = None) -> Iterator[Update]:
         """Learn from records, in their order; yields after every batch.
@@ -282,8 +280,9 @@ class Learner:
         Without `records` they are read from the configured `source`, until it ends.
 
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
-        early keeps what was read, and the next call goes on with it. At the end everything is learned, and saved where
-        the learner has a state folder. A record that cannot be used is warned of and left out.
+        early keeps what was read, and the next call goes on with it. At the end everything is learned, each regime's
+        hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
+        of and left out.
 
         Raises:
             UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
@@ -295,10 +294,8 @@ class Learner:
             raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
         if self._source is not None and records is not None:
             self._source.feed(records)
-        shown = self._progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        total = len(records) if isinstance(records, Sized) else None
         observer.begin(daemon.learner.number)
-        with tqdm(total=total, unit="record", disable=not shown) as bar:
+        with self._bar(len(records) if isinstance(records, Sized) else None) as bar:
             for batch in daemon.batches():
                 observer.shift = None
                 step = daemon.advance(batch)
@@ -312,9 +309,18 @@ class Learner:
                 yield update
                 if observer.stopped:
                     break
-        if self._temporary is None:
+        daemon.score_all()
+        if self._is_kept:
             self.save()
         observer.end()
+
+    def _bar(self, total: int | None) -> Any:
+        """A progress bar; nothing is shown where nobody looks."""
+        if not (self._progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+            return tqdm(disable=True)
+        from tqdm.auto import tqdm as shown  # noqa: PLC0415 - warns in a notebook without widgets
+
+        return shown(total=total, unit="record")
 
     @property
     def regimes(self) -> list[Regime]:
@@ -439,15 +445,13 @@ class Learner:
             UsageError: the learner has no state folder.
             SnapshotError: it cannot be written; the snapshot before it is untouched.
         """
-        if self._temporary is not None:
+        if not self._is_kept:
             raise UsageError("save: the learner must have a folder to save to: Learner(..., state=FOLDER)")
         return self._components.store.folder / self._daemon.save().name
 
     def close(self) -> None:
         """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice."""
-        self._components.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -535,7 +539,7 @@ def _prompt(given: str | Conversation) -> PromptInput:
     return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
 
 
-def _located(model: str, revision: str | None, files: Sequence[str] = MODEL_FILES) -> dict[str, str]:
+def _located(model: str, revision: str | None = None) -> dict[str, str]:
     """The settings of a model by its name; a folder stays what it is wherever the program changes to.
 
     Raises:
@@ -546,4 +550,4 @@ def _located(model: str, revision: str | None, files: Sequence[str] = MODEL_FILE
     folder = Path(model).expanduser()
     if folder.is_dir():
         return {"model": str(folder.resolve())}
-    return {"model": model, "revision": revision or newest_revision(model, files)}
+    return {"model": model, "revision": revision or newest_revision(model)}

@@ -23,7 +23,7 @@ from streamlearn.settings import AdapterSettings, BackboneSettings
 NANO = Path(__file__).parent / "backbone" / "nano"
 NANO_VL = Path(__file__).parent / "backbone" / "nano-vl"
 BUILTIN = {"builtin:nano": NANO, "builtin:nano-vl": NANO_VL}
-MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
+_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
 LORA_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files of a LoRA that PEFT saved: its options, and its weights."""
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
@@ -79,12 +79,43 @@ def find_start(settings: AdapterSettings, *, download: bool) -> Path | None:
     return folder
 
 
+def pinned(model: str, revision: str | None = None) -> str | None:
+    """Return the commit of a hub id, `revision` or else the newest; None for a builtin model or a folder.
+
+    Raises:
+        ConfigError: see `newest_revision`.
+    """
+    if model.startswith("builtin:") or Path(model).expanduser().is_dir():
+        return None
+    return revision or newest_revision(model)
+
+
+def newest_revision(model: str) -> str:
+    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
+
+    Raises:
+        ConfigError: the name is no hub id, or the hub cannot be asked.
+    """
+    if not _is_hub_id(model):
+        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
+    if copy := _hub_folder("", model, "main", download=False):
+        return copy.name
+    from httpx2 import HTTPError  # noqa: PLC0415 - only a hub id needs the client
+    from huggingface_hub import model_info  # noqa: PLC0415
+
+    try:
+        return str(model_info(model).sha)
+    except (HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{model}: its newest commit cannot be read from the hub: {reason}; set revision") from error
+
+
 def text_folder(folder: Path) -> Path:
     """Return the folder of a model's tokenizer and token embeddings: nano-vl has those of nano."""
     return NANO if folder == NANO_VL else folder
 
 
-def digest(*folders: Path, files: Sequence[str] = MODEL_FILES) -> str:
+def digest(*folders: Path, files: Sequence[str] = _FILES) -> str:
     """Compute SHA-256, in hex, over name and content of every file that determines what the model computes."""
     total = hashlib.sha256()
     for folder in folders:
@@ -188,7 +219,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _hub_folder(
-    key: str, model: str, revision: str | None, files: Sequence[str] = MODEL_FILES, *, download: bool
+    key: str, model: str, revision: str | None, files: Sequence[str] = _FILES, *, download: bool
 ) -> Path | None:
     """Return the folder of a hub model in the hub's cache; without `download`, None unless all files are there."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
@@ -202,23 +233,3 @@ def _hub_folder(
         if not download:
             return None
         raise ConfigError(f"{key} {model} at {revision}: cannot be downloaded from the hub: {error}") from error
-
-
-def newest_revision(model: str, files: Sequence[str] = MODEL_FILES) -> str:
-    """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
-
-    Raises:
-        ConfigError: the name is no hub id, or the hub cannot be asked.
-    """
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a hub id needs the client
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
-
-    if not _is_hub_id(model):
-        raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
-    for is_offline in (True, False):
-        try:
-            return Path(snapshot_download(model, allow_patterns=list(files), local_files_only=is_offline)).name
-        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-            if not is_offline:
-                raise ConfigError(f"{model}: cannot be downloaded from the hub: {error}") from error
-    raise AssertionError("the last turn returns or raises")

@@ -200,6 +200,8 @@ class RegimeStatus:
     over up to 128 of them; null before one was measured since the regime began or its answers changed."""
     holdout_records: int = 0
     """Held-out records in its sample."""
+    rehearsal_records: int = 0
+    """Trained records in its sample for rehearsal."""
     history: tuple[Scoring, ...] = ()
     """Scorings of the sample, oldest first; a long history is thinned out."""
     best_accuracy: float | None = None
@@ -252,10 +254,10 @@ class ShiftStatus:
     mean_similarity: float | None
     """Mean CKA of the transient expert with the stable experts; null when they were not compared."""
     probe_losses: tuple[float, float] | None = None
-    """Mean loss of the transient expert over the first and the last third of its steps, nats per token; null without
-    one."""
+    """Mean loss of the records of the transient expert's last steps, without it and with it, nats per token; null where
+    none was trained."""
     probe_failed: bool = False
-    """Whether that loss did not fall: then nothing of the probe is used."""
+    """Whether the second is not lower: then nothing of the probe is used."""
     similarity_range: tuple[float, float] | None = None
     """Lowest and highest mean CKA of a head, of all layers; null when they were not compared."""
     mean_importance: float | None = None

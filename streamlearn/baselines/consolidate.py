@@ -109,7 +109,7 @@ class BaselineHooks(Hooks):
         omegas = [omega.flatten() for omega in report.importance.values()]
         return Probe(
             probe_tokens=report.tokens,
-            probe_losses=report.thirds,
+            probe_losses=report.losses,
             probe_failed=report.failed,
             mean_similarity=float(heads.mean()),
             similarity_range=(float(heads.min()), float(heads.max())),

@@ -5,9 +5,10 @@
     3. compute the importance of each weight from its path;                                    eq. 6, 7
     4. compare its activations with those of every stable expert, on the same tokens.          eq. 9
 
-The model does not change. If the losses of step 2 did not fall, the probe failed, and nothing of it is used. Eq. 5 is
-plain gradient descent; the steps here are Adam's, because ten steps of gradient descent from B = 0 make no progress.
-Eq. 6 holds along any path, Theorem 1 only along that of eq. 5.
+The model does not change. If the records of the last third of step 2 have no lower loss with the transient expert than
+without it, the probe failed, and nothing of it is used. (Losses of the first third are of other records, and these
+differ by more than a few small steps earn.) Eq. 5 is plain gradient descent; the steps here are Adam's, because ten
+steps of gradient descent from B = 0 make no progress. Eq. 6 holds along any path, Theorem 1 only along that of eq. 5.
 """
 # Shape suffixes: T tokens, D in features, O out features, H heads, S = D / H slice, K experts a head, R rank of an
 # expert, also of the transient one.
@@ -147,11 +148,7 @@ class TransientExpert:
         Both see the layers' inputs in the stable model, which computes as if there were no transient expert.
         """
         self._cka = {name: GramCka() for name in self._banks}
-        packed = pack(examples, learner.device)
-        context = packed.context()
-        context.parallel_adapter = self
-        with routing_context(learner.model, context):
-            packed_loss(learner.forward, packed)
+        _loss(learner, examples, self)
         cka, self._cka = self._cka, {}
         return {name: cka[name].score(self.B[name][:, 0], bank.B) for name, bank in self._banks.items()}
 
@@ -175,22 +172,17 @@ class ProbeReport:
     """CKA of each stable expert by bank, (H, K) in [0, 1]."""
     importance: Mapping[str, Tensor]
     """Omega_t by parameter (`BANK.A`, `BANK.B`): for all experts of a head one, (H, 1, R, S); empty if not measured."""
-    losses: tuple[float, ...]
-    """Loss of each warm-up step, nats per learned token."""
+    losses: tuple[float, float]
+    """Mean loss of the records of the last third of the steps, without the transient expert and with it, before each
+    step; nats per learned token."""
     tokens: int
     """Warm-up tokens."""
 
     @property
-    def thirds(self) -> tuple[float, float]:
-        """Means of the first and of the last third of the losses."""
-        third = max(1, len(self.losses) // 3)
-        return fmean(self.losses[:third]), fmean(self.losses[-third:])
-
-    @property
     def failed(self) -> bool:
-        """Whether the losses did not fall, or are not finite."""
-        first, last = self.thirds
-        return not last < first
+        """Whether the loss is not lower with the transient expert, or not finite."""
+        without, with_it = self.losses
+        return not with_it < without
 
 
 def probe(
@@ -226,29 +218,37 @@ def probe(
     # 2.
     assert settings.warmup_tokens is not None, "set from the backbone's default at start-up"
     groups = list(token_groups(examples, settings.warmup_tokens // STEPS))
+    last = groups[-max(1, len(groups) // 3) :]
     losses = []
     with _frozen(learner):
         for group in groups:
-            packed = pack(group, learner.device)
-            context = packed.context()
-            context.parallel_adapter = expert
-            with routing_context(learner.model, context):
-                loss = packed_loss(learner.forward, packed)
-            torch.autograd.backward(loss.mean)
-            losses.append(float(loss.mean.detach()))
+            loss = _loss(learner, group, expert)
+            torch.autograd.backward(loss)
+            losses.append(float(loss.detach()))
             if path is not None:
                 path.before()
             optimizer.step(lr)
             if path is not None:
                 path.after([p.grad for p in parameters.values()])
             optimizer.zero_grad()
+    with torch.no_grad():
+        without = fmean(float(_loss(learner, group)) for group in last)
     return ProbeReport(
         expert,
         importance={} if path is None else path.importance(damping),  # 3.
         similarity=expert.similarity(learner, first_tokens(examples, settings.similarity_tokens)),  # 4.
-        losses=tuple(losses),
+        losses=(without, fmean(losses[-len(last) :])),
         tokens=sum(len(example) for group in groups for example in group),
     )
+
+
+def _loss(learner: Learner, examples: Sequence[Example], expert: TransientExpert | None = None) -> Tensor:
+    """The mean loss of the examples under the stable model and, beside it, a transient expert."""
+    packed = pack(examples, learner.device)
+    context = packed.context()
+    context.parallel_adapter = expert
+    with routing_context(learner.model, context):
+        return packed_loss(learner.forward, packed).mean
 
 
 @contextmanager

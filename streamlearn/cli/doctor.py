@@ -45,6 +45,7 @@ from streamlearn.errors import (
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
+from streamlearn.learner.learner import Rehearsal
 from streamlearn.model_files import find_start, locate
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
@@ -271,14 +272,19 @@ class Doctor:
         with tempfile.TemporaryDirectory(prefix="streamlearn-") as folder:
             model = Model(settings, self._shape, adapter_of(settings), None, Path(folder))
             learner, batch = model.learner, _largest_batch(settings, model.backbone.vocab_size)
+            slots = [0] * len(batch) if learner.routes_by_regime else None
+            rehearses = settings.learner.rehearsal > 0
+            rehearsed = [Rehearsal(batch, slots or ())] * settings.learner.updates_per_batch if rehearses else []
             started = time.monotonic()
             for _ in range(2):
-                step = learner.step(batch, [0] * len(batch) if learner.routes_by_regime else None, parts=1)
+                step = learner.step(batch, slots, rehearsed=rehearsed)
             seconds = (time.monotonic() - started) / 2
         text = (
             f"{settings.stream.batch_tokens:,} tokens in records of {settings.stream.max_tokens:,} took "
             f"{seconds:.1f} s; peak memory {_gib(_peak_memory(device))}"
         )
+        if rehearses:
+            text += ", with as many rehearsed"
         if self._shape.is_vision:
             text += ", without images"
         if step.refusal is not None:

@@ -13,6 +13,7 @@ import typer
 from streamlearn import __version__
 from streamlearn.cli import controls, dead_letters
 from streamlearn.cli.feed import feed
+from streamlearn.cli.init import init, schema
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
 from streamlearn.daemon.process import StopSignals
 from streamlearn.errors import StreamlearnError, UsageError
@@ -111,6 +112,8 @@ def run(
 
 
 app.command()(feed)
+app.command()(init)
+app.command()(schema)
 
 
 @app.command("eval")

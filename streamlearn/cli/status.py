@@ -167,6 +167,7 @@ def _regimes(remembered: tuple[RegimeStatus, ...], most: int = SHOWN_REGIMES) ->
         "records": lambda regime: f"{regime.records:,}",
         "visits": lambda regime: f"{regime.visits}",
         "held\nout": lambda regime: f"{regime.holdout_records}",
+        "kept to\nrehearse": lambda regime: f"{regime.rehearsal_records or ''}",
         "hold-out\nloss": lambda regime: _number(regime.now.loss if regime.now else None),
         "accuracy\nnow": lambda regime: _number(regime.now.accuracy if regime.now else None),
         "accuracy\nbest": lambda regime: _number(regime.best_accuracy),

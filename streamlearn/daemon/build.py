@@ -130,8 +130,8 @@ class Components:
         self.learner = self.model.learner
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
-        tokenizer = self.model.backbone.tokenizer
-        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, tokenizer)
+        backbone = self.model.backbone
+        self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, backbone)
         if self.adapter_publisher is not None:
             opened.callback(self.adapter_publisher.close)
         self.trackers = tracking.open_trackers(settings)

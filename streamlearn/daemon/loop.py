@@ -236,6 +236,8 @@ class Daemon:
         step = self._train(batch, slots)
         if step is not None and step.refusal is not None:
             self._dead_letter(batch, step)
+        elif step is not None and step.ended is not None:
+            _log.error(Event.UPDATE_REFUSED, step=step.number, refusal=step.ended, records=0)
         for report in self.adaptation.after_step(divided, step, measured):
             self._notify(report)
         self.state.account(assigned.batch, step, divided.not_trained)
@@ -285,7 +287,14 @@ class Daemon:
             self.learner.skip_step()
             return None
         with self._guarded(batch) as guarded:
-            return self.learner.step(batch.examples, slots, parts=guarded.parts, on_record=guarded.on_record)
+            return self.learner.step(
+                batch.examples,
+                slots,
+                parts=guarded.parts,
+                on_record=guarded.on_record,
+                # Without rehearsal after two crashes: the record at fault is one of the batch.
+                rehearsed=() if guarded.one_by_one else self.adaptation.rehearse(slots),
+            )
 
     def _guarded(self, batch: Batch) -> AbstractContextManager[GuardedBatch]:
         ids = [record.id for record in batch.records]

@@ -211,7 +211,6 @@ def _own_share(channel: Channel, request: StepRequest, example_at: Callable[[int
         slots=None if request.slots is None else [request.slots[index] for index in own],
         parts=request.parts,
         num_records=len(lengths),
-        tokens=sum(lengths),
         learned=request.learned,
     )
 

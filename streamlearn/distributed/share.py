@@ -42,8 +42,6 @@ class Share:
     """Forward passes of each process."""
     num_records: int
     """Records of the batch."""
-    tokens: int
-    """Tokens of the batch."""
     learned: int
     """Learned tokens of the batch."""
 
@@ -82,14 +80,7 @@ def compute(channel: Channel, learner: Learner, share: Share, on_record: Callabl
     for parameter, total in zip(with_gradient, summed[1 + len(loads) :], strict=True):
         parameter.grad = total.view(parameter.shape)
     loss, losses_B, right_B = torch.split(summed[0], [1, share.num_records, share.num_records])
-    return PassTotals(
-        means=[loss[0]],
-        weights=[1.0],
-        losses=[losses_B],
-        right=[right_B],
-        tokens=share.tokens,
-        learned_tokens=share.learned,
-    )
+    return PassTotals(means=[loss[0]], weights=[1.0], losses=[losses_B], right=[right_B])
 
 
 def _own(

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamlearn.errors import PublicationError, RecordError
 from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
 from streamlearn.model_files import load_tokenizer
-from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing
+from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing, read_vectors
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
 from streamlearn.shift.monitor import MonitorState
@@ -67,11 +68,13 @@ class LoadedPublication:
     the backbone's own name      the untouched backbone
     """
 
-    def __init__(self, publication: Publication, state: MonitorState, decoder: Decoder) -> None:
+    def __init__(
+        self, publication: Publication, state: MonitorState, decoder: Decoder, vectors_VD: NDArray[np.float16]
+    ) -> None:
         self.publication = publication
         self._by_slot = {regime.slot: regime for regime in publication.regimes}
         self._by_model = {publication.model_of(regime): regime for regime in publication.regimes}
-        self._featurizer = Featurizer(publication.seed)  # no token table: requests are classified by tokens alone
+        self._featurizer = Featurizer(publication.seed, vectors_VD)
         self._classifier = RequestClassifier.from_state(state.detector) if state.detector.regimes else None
         self._decoder = decoder
 
@@ -83,7 +86,8 @@ class LoadedPublication:
             PublicationError: there is none, or a part of it is missing or damaged.
         """
         publication = Publication.read(folder)
-        return cls(publication, read_routing(folder, publication), read_decoder(folder / publication.tokenizer))
+        tokenizer = folder / publication.tokenizer
+        return cls(publication, read_routing(folder, publication), read_decoder(tokenizer), read_vectors(tokenizer))
 
     def is_routed(self, model: str) -> bool:
         return model == self.publication.name
@@ -101,7 +105,7 @@ class LoadedPublication:
         known = assigned.p_value >= self.publication.max_known_rejected
         return self._current(self._by_slot[assigned.slot] if known else None)._replace(score=assigned.p_value)
 
-    def encode(self, prompt: Prompt) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def encode(self, prompt: Prompt) -> NDArray[np.int32]:
         """The tokens of a prompt by which it is routed. Raises like `route`."""
         if prompt and isinstance(prompt, tuple) and isinstance(prompt[0], int):
             return np.array(prompt, dtype=np.int32)

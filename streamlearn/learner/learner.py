@@ -6,14 +6,17 @@
 
 1 and 3 share one forward and one backward pass: the reported loss is the task loss, the mean over the learned tokens of
 the batch. Presets of other methods add terms and change gradients through `Hooks`; the default preset has none.
+
+With `learner.updates_per_batch` a step repeats 2 and 3; only the first update is a test. With `learner.rehearsal` an
+update is made with earlier records too: its gradient is of the mean over the learned tokens of all of its records.
 """
 
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +47,6 @@ class PassTotals:
     """Mean loss of each record of a pass."""
     right: list[Tensor] = field(default_factory=list)
     """Whether each record's learned tokens were all the most probable ones, as 0.0 or 1.0."""
-    tokens: int = 0
-    learned_tokens: int = 0
 
     def add(self, packed: PackedBatch, loss: PackedLoss, weight: float) -> None:
         """Add the pass over one part, whose loss has this weight in the loss of the batch."""
@@ -54,8 +55,6 @@ class PassTotals:
         self.weights.append(weight)
         self.losses.append(sums_B / packed.learned_B)
         self.right.append((correct_B == packed.learned_B).float())
-        self.tokens += packed.input_ids.shape[1]
-        self.learned_tokens += len(packed.target_L)
 
     def read(self, norm: Tensor) -> tuple[float, float, list[float], list[bool]]:
         """Return the batch's loss, the norm, and each record's loss and whether all of its tokens were correct."""
@@ -66,9 +65,17 @@ class PassTotals:
         return loss, results[passes], losses, [correct == 1.0 for correct in right]
 
 
+class Rehearsal(NamedTuple):
+    """Earlier records that an update is made with, besides those of the batch."""
+
+    examples: Sequence[Example] = ()
+    slots: Sequence[int] = ()
+    """Their regime slots, each of which a record of the batch has too."""
+
+
 @dataclass(frozen=True)
 class Step:
-    """Result of one training step."""
+    """Result of one training step. All but `seconds` and `ended` is of the first update and the batch's own records."""
 
     number: int
     """Counted from 1; refused steps are counted too."""
@@ -81,12 +88,14 @@ class Step:
     learned_tokens: int
     """Tokens that contribute to the loss."""
     grad_norm: float
-    """Global norm of the gradient before clipping; NaN if the loss was not finite."""
-    seconds: float
+    """Global norm of the gradient before clipping, rehearsed records included; NaN if the loss was not finite."""
+    seconds: float = 0.0
     refusal: str | None = None
     """Why there was no update; None if there was one."""
     record_correct: tuple[bool, ...] = ()
     """Whether every learned token of each record was the most probable one, under the weights before the update."""
+    ended: str | None = None
+    """Why a further update was not made; the batch is trained on nevertheless."""
 
 
 class AuxiliaryLoss(RoutingHook, Protocol):
@@ -103,9 +112,9 @@ class Probe:
     probe_tokens: int
     """Tokens that it read."""
     probe_losses: tuple[float, float]
-    """Mean loss over the first and the last third of its steps, nats per learned token."""
+    """Mean loss of the records of its last steps, without what it trained and with it, nats per learned token."""
     probe_failed: bool
-    """Whether the loss did not fall, so that nothing of it is used."""
+    """Whether the second is not lower, so that nothing of the probe is used."""
     mean_similarity: float
     """Mean CKA of the records' own expert with the experts of the regimes so far."""
     similarity_range: tuple[float, float]
@@ -279,6 +288,7 @@ class Learner:
         parts: int = 1,
         on_record: Callable[[int], None] = lambda _: None,
         penalty: Callable[[], Tensor] | None = None,
+        rehearsed: Sequence[Rehearsal] = (),
     ) -> Step:
         """Test, guard and train on one batch.
 
@@ -286,51 +296,84 @@ class Learner:
             examples: The batch, at least one example.
             slots: Regime slot of each example; None without regimes.
             parts: Number of forward passes to split the batch into; doubled when memory runs out.
-            on_record: Called before each part with the index of its first example.
+            on_record: Called before each part with the index of its first example; rehearsed ones follow the batch.
             penalty: Computes an additional term of the objective, a scalar; its gradient is added, `Step.loss` excludes
                 it.
+            rehearsed: Of each update; empty without rehearsal.
 
         Raises:
             RuntimeError or MemoryError: a pass failed (out of memory: after the last retry), or a regime has no
-                adapter; only `number` has changed.
+                adapter; only `number`, and what earlier updates of the step changed, has changed.
         """
         started = self._clock()
         self.number += 1
         adapters = self.activate(slots)
 
+        def update(rehearsal: Rehearsal) -> Step:
+            return self._update(examples, slots, rehearsal, parts, on_record, penalty)
+
+        with self.cache.keeping(adapters):
+            rehearsed = rehearsed or [Rehearsal()] * self._settings.updates_per_batch
+            first = last = update(rehearsed[0])
+            for rehearsal in rehearsed[1:]:
+                if last.refusal is None:
+                    last = update(rehearsal)
+        ended = None if last is first else last.refusal
+        return replace(first, seconds=self._clock() - started, ended=ended)
+
+    def _update(
+        self,
+        examples: Sequence[Example],
+        slots: Sequence[int] | None,
+        rehearsal: Rehearsal,
+        parts: int,
+        on_record: Callable[[int], None],
+        penalty: Callable[[], Tensor] | None,
+    ) -> Step:
+        """Make one update of the active adapters, or none where loss or gradient is not finite; arguments of `step`.
+
+        Where it is not with rehearsed records, it is made without them: a batch is refused for its own records only.
+        """
+        every = [*examples, *rehearsal.examples]
+        every_slot = None if slots is None else [*slots, *rehearsal.slots]
+
         def work(parts: int) -> PassTotals:
-            totals = self._compute(self, examples, slots, parts, on_record)
+            totals = self._compute(self, every, every_slot, parts, on_record)
             if penalty is not None:
                 torch.autograd.backward(penalty())
             return totals
 
-        with self.cache.keeping(adapters):
-            # 1.
-            totals = with_oom_retry(work, parts, len(examples), self.optimizer.zero_grad, self.device)
-            loss, norm, losses, right = totals.read(self._clip())
-            # 2.
-            refusal = None
-            if not math.isfinite(loss):
-                refusal, norm = f"loss is {loss}", math.nan
-            elif not math.isfinite(norm):
-                refusal = f"gradient norm is {norm}"
-            # 3.
-            if refusal is None:
-                self._changed(adapters)
-                self.updates += 1
-                self.hooks.before_update()
-                self.optimizer.step(self.learning_rate)
-                self.hooks.after_update(clipped=max(1.0, norm / self._settings.max_grad_norm))
-            self.optimizer.zero_grad()
+        # 1.
+        totals = with_oom_retry(work, parts, len(every), self.optimizer.zero_grad, self.device)
+        loss, norm, losses, right = totals.read(self._clip())
+        # 2.
+        refusal = None
+        if not math.isfinite(loss):
+            refusal, norm = f"loss is {loss}", math.nan
+        elif not math.isfinite(norm):
+            refusal = f"gradient norm is {norm}"
+        # 3.
+        if refusal is None:
+            self._changed(self.active_adapters)
+            self.updates += 1
+            self.hooks.before_update()
+            self.optimizer.step(self.learning_rate)
+            self.hooks.after_update(clipped=max(1.0, norm / self._settings.max_grad_norm))
+        self.optimizer.zero_grad()
+        learned = [example.num_learned for example in examples]
+        if rehearsal.examples:
+            if refusal is not None:
+                return self._update(examples, slots, Rehearsal(), parts, on_record, penalty)
+            losses, right = losses[: len(examples)], right[: len(examples)]
+            loss = sum(mean * number for mean, number in zip(losses, learned, strict=True)) / sum(learned)
         return Step(
             number=self.number,
             loss=loss,
             record_losses=tuple(losses),
             record_correct=tuple(right),
-            tokens=totals.tokens,
-            learned_tokens=totals.learned_tokens,
+            tokens=sum(map(len, examples)),
+            learned_tokens=sum(learned),
             grad_norm=norm,
-            seconds=self._clock() - started,
             refusal=refusal,
         )
 

@@ -2,7 +2,7 @@
 
     adapters/NAME-regime-3@184/       a version: PEFT folder, model card, version.json
     routing/184.safetensors           a routing state
-    tokenizer-3f2a9c01/               the backbone's tokenizer, named by its content
+    tokenizer-3f2a9c01/               the backbone's tokenizer and its tokens' vectors, named by their content
     history.jsonl                     every version ever written, one per line: a name is never used again
 
 All but the last are fsynced, then appear by one rename, and never change. `prune` removes what no publication names any

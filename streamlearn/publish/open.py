@@ -4,10 +4,10 @@ import re
 import secrets
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamlearn.adapters.presets import HeadLoraConfig
-from streamlearn.backbone.load import Outline
+from streamlearn.backbone.load import Backbone, Outline
 from streamlearn.errors import ConfigError, PublicationError
 from streamlearn.http.guards import read_token
 from streamlearn.learner.learner import Learner
@@ -90,7 +90,7 @@ def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) ->
 
 
 def open_publisher(
-    settings: Settings, config: HeadLoraConfig, shape: Outline, learner: Learner, tokenizer: Any
+    settings: Settings, config: HeadLoraConfig, shape: Outline, learner: Learner, backbone: Backbone
 ) -> "AdapterPublisher | None":
     """Open the folder, the replicas and the hub; None without a section `publish`. The thread is not started yet.
 
@@ -103,6 +103,7 @@ def open_publisher(
     from streamlearn.export.formats import BaseModel
     from streamlearn.publish.folder import ADAPTERS, PublicationFiles
     from streamlearn.publish.gate import ScoringQueue
+    from streamlearn.publish.publication import write_vectors
     from streamlearn.publish.publisher import AdapterPublisher, Targets
     from streamlearn.publish.replicas import Replica, ReplicaSet
     from streamlearn.regimes.holdout import TimeBudget
@@ -117,7 +118,12 @@ def open_publisher(
         replicas = [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas]
         seen_at = vllm.folder or seen_at
     fleet = ReplicaSet(replicas, lambda name: f"{seen_at}/{ADAPTERS}/{name}", own.name)
-    targets = Targets(folder, folder.write_tokenizer(tokenizer.save_pretrained), base, fleet, upload)
+
+    def save(target: Path) -> None:
+        backbone.tokenizer.save_pretrained(target)
+        write_vectors(target, backbone.token_vectors)
+
+    targets = Targets(folder, folder.write_tokenizer(save), base, fleet, upload)
     return AdapterPublisher(settings, config, _run(settings.state), targets, scoring)
 
 

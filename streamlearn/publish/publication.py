@@ -5,7 +5,7 @@ A published folder holds
     publication.json                  this, replaced atomically by every publication
     adapters/NAME-regime-3@184/       a PEFT folder per adapter version
     routing/184.safetensors           arrays of the monitor's state by name
-    tokenizer-3f2a9c01/               the backbone's tokenizer, named by its content
+    tokenizer-3f2a9c01/               the backbone's tokenizer and its tokens' vectors, named by their content
     history.jsonl                     every version ever written, appended to
 
 Everything that a publication names is complete before the publication is written, and never changes.
@@ -105,7 +105,7 @@ class Publication(_Model):
     routing: RelativePath
     """File with the routing state."""
     tokenizer: RelativePath
-    """Folder with the tokenizer."""
+    """Folder with the tokenizer and `token_vectors.safetensors`."""
     regimes: Annotated[tuple[PublishedRegime, ...], Field(strict=False)]
     """The regimes of the routing state."""
 
@@ -288,3 +288,27 @@ def read_routing(folder: Path, publication: Publication) -> MonitorState:
             f"{path}: expected the regimes of the publication, by slot {expected}, found {found}; publish again"
         )
     return state
+
+
+VECTORS_FILE = "token_vectors.safetensors"
+
+
+def write_vectors(folder: Path, vectors_VD: NDArray[np.float16]) -> None:
+    """Write the token vectors of the daemon's features into the tokenizer's folder."""
+    (folder / VECTORS_FILE).write_bytes(save({"vectors": vectors_VD}))
+
+
+def read_vectors(folder: Path) -> NDArray[np.float16]:
+    """The inverse of `write_vectors`.
+
+    Raises:
+        PublicationError: the file is missing, as in publications of earlier versions, or damaged.
+    """
+    path = folder / VECTORS_FILE
+    try:
+        vectors_VD: NDArray[np.float16] = load(path.read_bytes())["vectors"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise PublicationError(
+            f"{path}: the token vectors cannot be read: {error}; publish and serve with the same release"
+        ) from error
+    return vectors_VD

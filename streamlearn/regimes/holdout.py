@@ -66,51 +66,55 @@ class DividedBatch:
 
 
 @dataclass
-class HeldOutRecord:
-    """A held-out record: what is saved of an example, and the example."""
+class KeptRecord:
+    """A record that is kept: what is saved of an example, and the example."""
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     images: tuple[bytes, ...] = ()
     truncation: Truncation | None = None
+    sample_type: str | None = None
     example: Example = field(init=False)
 
     def __post_init__(self) -> None:
         """Without images, these are the whole example."""
-        self.example = Example(self.input_ids, self.labels, truncation=self.truncation)
+        self.example = Example(self.input_ids, self.labels, self.sample_type, truncation=self.truncation)
 
     @classmethod
-    def from_example(cls, example: Example) -> "HeldOutRecord":
+    def from_example(cls, example: Example) -> "KeptRecord":
         """Keep an example; the model's inputs of its images are computed again when they are needed."""
-        for image in example.images:
-            image.drop_inputs()
         images = tuple(image.data for image in example.images)
-        record = cls(example.input_ids, example.labels, images, example.truncation)
+        record = cls(example.input_ids, example.labels, images, example.truncation, example.sample_type)
         record.example = example
+        record.drop_inputs()
         return record
+
+    def drop_inputs(self) -> None:
+        """Keep only the bytes of its images until the model's inputs are needed again."""
+        for image in self.example.images:
+            image.drop_inputs()
 
 
 @dataclass
 class Reservoir:
-    """The sample of one regime."""
+    """A uniform sample of one regime's records: of those held out, or of those trained on."""
 
     seen: int = 0
     """Records of the regime so far."""
-    records: list[HeldOutRecord] = field(default_factory=list)
+    records: list[KeptRecord] = field(default_factory=list)
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        """The sample; empty until a record was held out."""
+        """The sample."""
         return tuple(record.example for record in self.records)
 
-    def take(self, example: Example, settings: HoldoutSettings, seed: tuple[int, int]) -> bool:
-        """Count a record; true when it is held out and must not be trained on. `seed`: of the run, and the slot."""
-        every = settings.every_records
+    def take(self, example: Example, seed: tuple[int, ...], *, size: int, every: int = 1) -> bool:
+        """Count a record, and return whether it is one of every `every`, of which at most `size` are kept."""
         self.seen += 1
         if every == 0 or self.seen % every:
             return False
-        record, number = HeldOutRecord.from_example(example), self.seen // every
-        if len(self.records) < settings.records_per_regime:
+        record, number = KeptRecord.from_example(example), self.seen // every
+        if len(self.records) < size:
             self.records.append(record)
         else:
             place = int(np.random.default_rng([*seed, number]).integers(number))
@@ -118,14 +122,26 @@ class Reservoir:
                 self.records[place] = record
         return True
 
-    def move(self, new: "Reservoir", is_moved: Sequence[bool], settings: HoldoutSettings) -> None:
+    def draw(self, share: float, new: int, seed: tuple[int, ...]) -> list[Example]:
+        """Draw as many records as are `share` of all, together with the next `new` ones of the regime.
+
+        The remainder is carried over: at 0.25, every third new record brings an earlier one, however small the batches.
+        """
+        ratio = share / (1 - share)
+        number = int(ratio * (self.seen + new)) - int(ratio * self.seen)
+        size = min(number, len(self.records))
+        generator = np.random.default_rng([*seed, self.seen])
+        places = generator.choice(len(self.records), size, replace=False) if size else ()
+        return [self.records[place].example for place in places]
+
+    def move(self, new: "Reservoir", is_moved: Sequence[bool], *, size: int) -> None:
         """Move records, and as large a part of the count, to the sample of another regime."""
         pairs = list(zip(self.records, is_moved, strict=True))
         moved = [record for record, flag in pairs if flag]
         if not moved:
             return
         self.records = [record for record, flag in pairs if not flag]
-        new.records = [*moved, *new.records][: settings.records_per_regime]
+        new.records = [*moved, *new.records][:size]
         number = self.seen * len(moved) // len(pairs)
         self.seen -= number
         new.seen += number

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamlearn.codec import NOT_SAVED
-from streamlearn.regimes.holdout import HeldOutRecord, Reservoir, ScoreHistory
+from streamlearn.regimes.holdout import KeptRecord, Reservoir, ScoreHistory
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
@@ -40,9 +40,11 @@ class Regime:
     records: int = 0
     first_record: int | None = None
     last_record: int | None = None
-    probed: list[HeldOutRecord] = field(default_factory=list)
+    probed: list[KeptRecord] = field(default_factory=list)
     """First records, which it was probed with, until its first segment ends; empty if the probe failed."""
     holdouts: Reservoir = field(default_factory=Reservoir)
+    rehearsal: Reservoir = field(default_factory=Reservoir)
+    """Records that it was trained on, for `learner.rehearsal`; empty without it."""
     scores: ScoreHistory = field(default_factory=ScoreHistory)
     losses: list[float] = field(default_factory=list)
     """Losses of its newest records before each was trained on, nats per learned token; oldest first."""
@@ -86,8 +88,8 @@ class Regime:
 
     def forget_records(self) -> None:
         """Discard losses, records and scores: the regime's answers changed, and the newest are right."""
-        self.losses, self.probed, self.holdouts = [], [], Reservoir()
-        self.scores, self.status = ScoreHistory(), None
+        self.losses, self.scores, self.status = [], ScoreHistory(), None
+        self.holdouts, self.rehearsal, self.probed = Reservoir(), Reservoir(), []
 
     def describe(self, *, is_current: bool, prequential_loss: float | None) -> RegimeStatus:
         """The regime as it is published."""
@@ -104,6 +106,7 @@ class Regime:
             last_record=self.last_record,
             prequential_loss=prequential_loss,
             holdout_records=len(self.holdouts.records),
+            rehearsal_records=len(self.rehearsal.records),
             history=tuple(scores.points),
             best_accuracy=scores.best_accuracy,
             end_accuracy=scores.at_end.accuracy if scores.at_end is not None else None,
@@ -156,7 +159,7 @@ class RegimesState:
     suspected: list[Shift] = field(default_factory=list)
     """Shifts of the answers that wait for confirmation, in the order of their alarms."""
     undivided: list[Shift] = field(default_factory=list)
-    """Splits whose regimes' hold-out records are not divided yet."""
+    """Splits whose regimes' records are not divided yet."""
     start_losses: list[dict[str, float]] = field(default_factory=list)
     """See `Fallback`."""
     monitor: MonitorState = field(default_factory=MonitorState)

@@ -4,14 +4,18 @@ look_ahead   a batch was read: assign its records to regimes, ahead of training
 next_batch   the next batch to train on, its regimes decided
 enter        a shift begins in it: close the old regime, measure the new one, give it its adapter
 divide       each record gets a role: trained, held out, or only measured
+rehearse     draw the earlier records that are trained on again
 after_step   the batch is done: detect changed answers by the losses, count
 
 Between two steps an operator may `rename`, `freeze`, `unfreeze`, `approve` and `drop` regimes.
 """
 
 import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +26,8 @@ from streamlearn.adapters.context import Slot
 from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
-from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.holdout import DividedBatch, Forgetting, HeldOutRecord, Role, TimeBudget
+from streamlearn.learner.learner import Learner, Rehearsal, Step
+from streamlearn.regimes.holdout import DividedBatch, Forgetting, KeptRecord, Role, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
@@ -186,7 +190,7 @@ class Regimes:
     def _split(self, report: ShiftReport) -> ShiftReport:
         """Open a regime that was split from another, with a copy of the adapter that learned the records of both.
 
-        The other regime's losses are those of other records from now on. Its hold-out records are divided once the
+        The other regime's losses are those of other records from now on. Its samples of records are divided once the
         batch is trained on at which the split was declared: only then does the state have the profiles that tell the
         two apart.
         """
@@ -218,7 +222,7 @@ class Regimes:
             report = replace(report, **vars(learner.hooks.probe(examples, shift.regime)))
             if not report.probe_failed:
                 records = first_tokens(examples, self._settings.probe.similarity_tokens)
-                probed = [HeldOutRecord.from_example(example) for example in records]
+                probed = [KeptRecord.from_example(example) for example in records]
         if examples:
             report = replace(report, probe_seconds=time.monotonic() - began)
             self.probe_seconds += report.probe_seconds
@@ -317,19 +321,43 @@ class Regimes:
         for slot in dict.fromkeys(assigned.slots):  # with the weights and records of the segment's end
             if slot in self.by_slot and self.by_slot[slot].scores.ended:
                 self._score_at_end(slot)
-        roles = []
+        roles, holdout = [], self._settings.holdout
         for slot, example in zip(assigned.slots, assigned.batch.examples, strict=True):
             self.state.records += 1
             regime = self.by_slot.get(slot)
             role = Role.TRAINED
             if regime is not None:
                 regime.count(self.state.records)
-                if regime.holdouts.take(example, self._settings.holdout, (self._settings.seed, slot)):
+                if regime.holdouts.take(
+                    example, (self._settings.seed, slot), size=holdout.records_per_regime, every=holdout.every_records
+                ):
                     role = Role.HELD_OUT
                 elif regime.is_frozen:
                     role = Role.MEASURED
             roles.append(role)
         return DividedBatch(assigned, tuple(roles))
+
+    def rehearse(self, slots: Sequence[int]) -> list[Rehearsal]:
+        """Draw the records that each update of a batch is made with besides its own; `slots` are of its own.
+
+        Each regime of the batch adds to its own records, so none is trained on for another. Together they have at most
+        `stream.batch_tokens` tokens.
+        """
+        learner, stream = self._settings.learner, self._settings.stream
+        if not learner.rehearsal:
+            return []
+        rehearsed = []
+        for update in range(learner.updates_per_batch):
+            drawn = []
+            for slot, new in Counter(slots).items():
+                if slot in self.by_slot:
+                    regime = self.by_slot[slot]
+                    seed = (self._settings.seed, regime.number, update)
+                    drawn += [(one, slot) for one in regime.rehearsal.draw(learner.rehearsal, new, seed)]
+            ends = list(accumulate(len(example) for example, _ in drawn))
+            drawn = drawn[: bisect_right(ends, stream.batch_tokens)]
+            rehearsed.append(Rehearsal([example for example, _ in drawn], [slot for _, slot in drawn]))
+        return rehearsed
 
     def after_step(self, batch: DividedBatch, step: Step | None, measured: Sequence[float]) -> list[ShiftReport]:
         """Everything that follows from a batch being done.
@@ -347,9 +375,11 @@ class Regimes:
             self.budget.trained(step.seconds)
             if step.refusal is None:
                 trained = step.record_losses
-                _, slots = batch.part(Role.TRAINED)
+                part, slots = batch.part(Role.TRAINED)
                 for slot in set(slots) & self.by_slot.keys():
                     self.by_slot[slot].scores.trained_at = self._learner.number
+                if self._settings.learner.rehearsal:
+                    self._keep_for_rehearsal(part.examples, slots)
         for slot in self._left:
             if slot != self.state.current and self.examples(slot):
                 self.by_slot[slot].scores.end()
@@ -363,9 +393,20 @@ class Regimes:
         self.monitor.trained = batch.assigned.after
         due = [shift for shift in self.state.undivided if shift.declared_at <= self.state.records]
         for shift in due:
-            self._divide_holdouts(shift)
+            self._divide_samples(shift)
             self.state.undivided.remove(shift)
         return confirmed
+
+    def _keep_for_rehearsal(self, examples: Sequence[Example], slots: Sequence[int]) -> None:
+        """Let the records of a step enter their regimes' samples."""
+        size = self._settings.learner.rehearsal_records
+        for example, slot in zip(examples, slots, strict=True):
+            if slot in self.by_slot:
+                regime = self.by_slot[slot]
+                regime.rehearsal.take(example, (self._settings.seed, regime.number), size=size)
+        for slot in set(slots) & self.by_slot.keys():
+            for record in self.by_slot[slot].rehearsal.records:
+                record.drop_inputs()
 
     def _detect_changed_answers(self, batch: DividedBatch, trained: Sequence[float], measured: Sequence[float]) -> None:
         """Update each regime's detector with the prequential losses of its records, in order."""
@@ -401,8 +442,8 @@ class Regimes:
             reports.append(report)
         return reports
 
-    def _divide_holdouts(self, shift: Shift) -> None:
-        """Move the hold-out records of a regime that was split to the new one, where they are the new one's.
+    def _divide_samples(self, shift: Shift) -> None:
+        """Move the sampled records of a regime that was split to the new one, where they are the new one's.
 
         Records that other regimes explain best stay.
         """
@@ -410,8 +451,12 @@ class Regimes:
         if parent is None or new is None or new.number != shift.regime:
             return
         old = self.by_slot[parent]
-        assigned = self.monitor.assign([input_of(example) for example in old.holdouts.examples])
-        old.holdouts.move(new.holdouts, [route.slot == shift.slot for route in assigned], self._settings.holdout)
+        for sample, other, size in (
+            (old.holdouts, new.holdouts, self._settings.holdout.records_per_regime),
+            (old.rehearsal, new.rehearsal, self._settings.learner.rehearsal_records),
+        ):
+            assigned = self.monitor.assign([input_of(example) for example in sample.examples])
+            sample.move(other, [route.slot == shift.slot for route in assigned], size=size)
         for regime in (old, new):  # their scores were those of other records
             regime.scores, regime.status = type(regime.scores)(), None
 
@@ -618,6 +663,6 @@ class Regimes:
         self._left.clear()
         self._shifts = tuple(report.status for report in state.reports)
         for regime in state.regimes.values():
-            for record in [*regime.holdouts.records, *regime.probed]:
+            for record in [*regime.holdouts.records, *regime.rehearsal.records, *regime.probed]:
                 if record.images:
                     record.example = self._with_images(record.example, record.images)

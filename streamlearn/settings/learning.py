@@ -83,7 +83,7 @@ class LearnerSettings(Section):
 
     lr: PositiveFloat | None = None
     """Learning rate. By default 0.003 where each regime has its own adapter, which starts untrained and sees each
-    record once; 0.0001 for an adapter that all regimes share, which forgets more at higher rates."""
+    record once; 0.0003 for an adapter that all regimes share, which forgets more at higher rates."""
     lr_decay_updates: NonNegativeInt | None = None
     """Updates of an adapter after which its rate falls with the square root of their number, to a tenth at the lowest;
     0: never. By default 20 where each regime has its own adapter, and 0 for an adapter that all regimes share."""
@@ -114,6 +114,13 @@ class LearnerSettings(Section):
     attention_steps: PositiveInt = 50
     """Steps of MoT's stage II, which trains only the attention experts. Stage III trains the MLP experts again, without
     end."""
+    updates_per_batch: PositiveInt = 1
+    """Updates made with each batch. The prequential loss is the one before the first."""
+    rehearsal: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the records of each update that are earlier records of the same regime: at 0.25, one for every three new
+    ones, drawn from a sample of those that it was trained on. 0: no record is kept after its update."""
+    rehearsal_records: PositiveInt = 64
+    """Maximum records kept per regime for rehearsal. They are part of every snapshot."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of the gradient; a larger one is scaled down to it."""
     activation_checkpointing: bool = False

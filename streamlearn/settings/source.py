@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -35,7 +36,9 @@ class KafkaSettings(Section):
 
     bootstrap_servers: str
     """Comma-separated host:port of one or more brokers."""
-    topics: tuple[str, ...] = ()
+    topics: Annotated[
+        tuple[str, ...], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+    ] = ()
     """Topics to learn from. Every partition is read, including those added later. Set this or topics.pattern."""
     topics_pattern: str | None = None
     """Regular expression; every topic whose whole name it matches is read. One that is created later is found within

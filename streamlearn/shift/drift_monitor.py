@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from streamlearn.errors import ConfigError, Reason, RecordError
-from streamlearn.model_files import embedding_rows, fetch, load_tokenizer, text_folder
+from streamlearn.model_files import embedding_rows, fetch, load_tokenizer, pinned, text_folder
 from streamlearn.settings import BackboneSettings, ShiftSettings
 from streamlearn.settings.settings import explain
 from streamlearn.shift.detector import Shift
@@ -72,7 +72,7 @@ class DriftMonitor:
         Args:
             tokenizer: A model as in `backbone.model`: `builtin:nano`, a folder, or a hub id; its tokenizer and its
                 token embeddings are read from the files. Or a tokenizer of `tokenizers`, or a fast one of transformers.
-            revision: Commit of a hub id, 40 hex digits.
+            revision: Commit of a hub id, 40 hex digits; by default the newest.
             embeddings: (V, W) token embeddings of a model, by token id. They find changes of meaning that the tokens
                 by themselves show late. By default those of the model; for a bare tokenizer, random vectors.
             seed: Seed of the random vectors, as `seed` in the configuration.
@@ -88,8 +88,8 @@ class DriftMonitor:
             raise ConfigError("\n".join(explain(error, "shift"))) from None
         vectors = None if embeddings is None else token_vectors(_chunks(embeddings))
         if isinstance(tokenizer, str | Path):
-            backbone = BackboneSettings(model=str(tokenizer), revision=revision)
-            folder = text_folder(fetch(backbone))
+            model = str(tokenizer)
+            folder = text_folder(fetch(BackboneSettings(model=model, revision=pinned(model, revision))))
             try:
                 tokenizer = load_tokenizer(folder)
             except (OSError, ValueError) as error:

@@ -7,8 +7,8 @@ E is the backbone's own table of token embeddings (`token_vectors`), so inputs t
 each other in other words, too. Tokens that it lacks get random vectors: visual words, and all tokens of a tokenizer
 without a model. The tests compare them whitened (`reference`, eq. 1).
 
-The buckets b, with the length, classify single records. A longer input is represented by its beginning and its end,
-where instructions usually are, and by evenly spaced tokens between them.
+The buckets b, with the length, classify single records; requests go by x as well (`routing`). A longer input is
+represented by its beginning and its end, where instructions usually are, and by evenly spaced tokens between them.
 """
 # Shape suffixes: B buckets, D features, T tokens, V vocabulary, W width of a backbone.
 
@@ -86,7 +86,7 @@ class Featurizer:
         """`table_VD`: the vector of each token, of unit length; None: all get random ones."""
         random_BD = _generator(seed).standard_normal((NUM_BUCKETS, NUM_FEATURES), dtype=np.float32)
         self._random_BD = random_BD / np.linalg.norm(random_BD, axis=1, keepdims=True)
-        self._table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD
+        self.table_VD = np.zeros((0, NUM_FEATURES), np.float16) if table_VD is None else table_VD
 
     def featurize(self, tokens_T: NDArray[np.int32]) -> Features:
         """Features of one input, which must not be empty."""
@@ -103,8 +103,8 @@ class Featurizer:
 
     def _sum(self, tokens_T: NDArray[np.int32], unigrams: NDArray[np.uint16]) -> NDArray[np.float32]:
         """Sum of the tokens' vectors; visual words, and tokens beyond the table, have random ones."""
-        has_vector_T = (tokens_T >= 0) & (tokens_T < len(self._table_VD))
-        sum_D: NDArray[np.float32] = self._table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
+        has_vector_T = (tokens_T >= 0) & (tokens_T < len(self.table_VD))
+        sum_D: NDArray[np.float32] = self.table_VD[tokens_T[has_vector_T]].sum(axis=0, dtype=np.float32)
         sum_D += self._random_BD[unigrams[~has_vector_T]].sum(axis=0)
         return sum_D
 

@@ -119,6 +119,7 @@ class SampledRecord(NamedTuple):
     """What is kept of a sampled record."""
 
     buckets: NDArray[np.uint16]
+    x_D: NDArray[np.float32]
     log_length: float
     ordinal: int
 
@@ -174,7 +175,7 @@ class RegimeProfile:
         if place == NUM_SAMPLED:
             place = ((self.number << 32) + self.records) * _MIX % (1 << 64) * max(self.records, 1) >> 64
         if place < NUM_SAMPLED:
-            kept[place : place + 1] = [SampledRecord(record.buckets, record.log_length, ordinal)]
+            kept[place : place + 1] = [SampledRecord(record.buckets, record.x_D, record.log_length, ordinal)]
         return replace(self, reference=self.reference.after(record.x_D, metric), sample=tuple(kept))
 
     @property

@@ -1,7 +1,12 @@
 """Classification of single inputs, without the stream around them: the likeliest regime, and whether it explains them.
 
-An input goes to the regime with the largest sum of eq. (4) and (5) of `memory`. Whether that regime explains it, or
-none does, is a test:
+An input goes to the regime with the largest sum of eq. (4) and (5) of `memory` and of the log-density of its x
+(`features`, eq. 1), with the mean m_r of n_r records of the regime, W of `reference`, eq. (1), and S the mean |x - m|^2
+within the regimes:
+
+    g_r = log N(x; m_r, (1 + 1 / n_r) S / D W^-1) + constant                                                (6)
+
+Whether that regime explains it, or none does, is a test by its tokens, to which x adds nothing:
 
     a = w_r per bucket, with the sign reversed (`memory`, eq. 3)                                            (1)
     b = share of the input's buckets that no record of regime r has                                         (2)
@@ -20,11 +25,11 @@ the k excesses, the predictive tail is that of a Pareto distribution of the seco
 
     p(T) = k / n (1 + (T - u) / (k e))^-k  for T > u                                                        (5)
 
-Up to u, p is the rank. It is thus calibrated from the first regime on. Exemplars are classified by their tokens only,
-since their full length is not kept. They are the sample of each regime, completed by its recent records, which are not
+Up to u, p is the rank. It is thus calibrated from the first regime on. Exemplars are classified without their length,
+which is not kept for all. They are the sample of each regime, completed by its recent records, which are not
 committed to it yet.
 """
-# Shape suffixes: B buckets, N exemplars, R regimes, S statistics.
+# Shape suffixes: B buckets, D features, N exemplars, R regimes, S statistics.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,8 +41,8 @@ from numpy.typing import NDArray
 
 from streamlearn.shift.change_tests import RecentRecord
 from streamlearn.shift.detector import DetectorState
-from streamlearn.shift.features import COMMON, NUM_BUCKETS, DocumentFrequency, Features
-from streamlearn.shift.memory import NUM_SAMPLED, AbsentTokens, RegimeMemory, count_buckets
+from streamlearn.shift.features import COMMON, NUM_BUCKETS, NUM_FEATURES, DocumentFrequency, Features
+from streamlearn.shift.memory import NUM_SAMPLED, AbsentTokens, RegimeMemory, SampledRecord, count_buckets
 
 MIN_EXEMPLARS = 4
 """Exemplars without which a regime is not tested, and explains what is assigned to it: as many as the smaller part of a
@@ -127,6 +132,38 @@ class NoveltyFeatures:
         )
 
 
+class InputDensity:
+    """Eq. (6) for every regime."""
+
+    def __init__(self, regimes: RegimeMemory, recent: Iterable[RecentRecord]) -> None:
+        self._root_DD = np.linalg.cholesky(regimes.metric.astype(np.float64))
+        sums_RD, self._number_R = np.zeros((len(regimes), NUM_FEATURES)), np.zeros(len(regimes))
+        distances, freedom = 1.0, 1.0  # a prior for the first records: x has length 1
+        for slot in regimes.occupied:
+            reference, sample = regimes[slot].reference, regimes[slot].sample
+            distances += float(np.vdot(reference.scatter, regimes.metric))
+            freedom += max(reference.num_records - 1.0, 0.0)
+            is_split = reference.num_records < len(sample)  # it began again without the records of the sample
+            sums_RD[slot] = np.sum([record.x_D for record in sample], axis=0) if is_split else reference.sum_D
+            self._number_R[slot] = max(reference.num_records, len(sample))
+        for record in recent:
+            sums_RD[record.slot] += record.features.x_D
+            self._number_R[record.slot] += 1
+        self._sums_RD = sums_RD @ self._root_DD
+        self._spread = distances / freedom
+
+    def scores(self, x_D: NDArray[np.float32], own: int | None = None) -> NDArray[np.float64]:
+        """g_r in nats; as if it had not been counted in the regime in slot `own`."""
+        whitened_D = x_D @ self._root_DD
+        is_own_R = np.arange(len(self._number_R)) == own
+        number_R = np.maximum(self._number_R - is_own_R, 1.0)
+        sums_RD = self._sums_RD - np.outer(is_own_R, whitened_D)
+        squares_R = ((whitened_D - sums_RD / number_R[:, None]) ** 2).sum(axis=1)
+        scale_R = 1 + 1 / number_R
+        result: NDArray[np.float64] = -NUM_FEATURES / 2 * (squares_R / (scale_R * self._spread) + np.log(scale_R))
+        return result
+
+
 class Assignment(NamedTuple):
     """The likeliest regime of an input, and how well it explains the input."""
 
@@ -140,20 +177,21 @@ class Assignment(NamedTuple):
 class RequestClassifier:
     """The classifier under one state of the memory, which must not change while in use, and has a regime."""
 
-    def __init__(self, regimes: RegimeMemory, recent: Iterable[RecentRecord] = ()) -> None:
+    def __init__(self, regimes: RegimeMemory, recent: Sequence[RecentRecord] = ()) -> None:
         """Calibrate the test; `recent` are records that are counted in the memory, but not committed to it yet."""
         self._regimes = regimes
         occupied = regimes.occupied
-        self._exemplars: list[list[NDArray[np.uint16]]] = [[] for _ in range(len(regimes))]
+        self._exemplars: list[list[SampledRecord | Features]] = [[] for _ in range(len(regimes))]
         for slot in occupied:
-            self._exemplars[slot] += regimes[slot].exemplars
+            self._exemplars[slot] += regimes[slot].sample
         for record in recent:
             if len(self._exemplars[record.slot]) < NUM_SAMPLED:
-                self._exemplars[record.slot].append(record.features.buckets)
+                self._exemplars[record.slot].append(record.features)
         frequency_RB = np.zeros((len(regimes), NUM_BUCKETS), dtype=np.float32)  # a vacant slot, scored -inf, keeps 0
         for slot in occupied:
             frequency_RB[slot] = regimes[slot].token_frequency.expected
         self._absent = AbsentTokens(frequency_RB)
+        self._density = InputDensity(regimes, recent)
         self._values = {slot: NoveltyFeatures(regimes[slot].token_frequency) for slot in occupied}
         values_NS_by_slot = [self._exemplar_values(slot) for slot in range(len(regimes))]
         standardizers = [
@@ -166,20 +204,20 @@ class RequestClassifier:
     @classmethod
     def from_state(cls, state: DetectorState) -> Self:
         """Build the classifier under a state of the detector, which must remember a regime."""
-        regimes = RegimeMemory(len(state.regimes), state.regimes)
+        regimes = RegimeMemory(len(state.regimes), state.regimes, metric=state.metric)
         return cls(regimes, (*state.segment.window.records, *state.segment.others))
 
     def assign(self, record: Features, slot: int | None = None) -> Assignment:
         """Classify one input, or say how well the regime in `slot` explains it."""
         scores = self._regimes.score(record)
-        total_R = scores.scores_R + self._absent.scores(record.buckets)
+        total_R = scores.scores_R + self._absent.scores(record.buckets) + self._density.scores(record.x_D)
         slot = int(total_R.argmax()) if slot is None else slot
         values_S = self._values[slot].compute(record.buckets, float(scores.log_ratios_R[slot]))
         return Assignment(slot, self._test.p_value(slot, values_S))
 
     def _exemplar_values(self, slot: int) -> NDArray[np.float64]:
         """The statistics of a regime's exemplars under it, (N, S), each as if it had not been counted."""
-        exemplars = self._exemplars[slot]
+        exemplars = [exemplar.buckets for exemplar in self._exemplars[slot]]
         if not exemplars:
             return np.zeros((0, 3))
         fits_N = self._regimes.exemplar_fits(slot, exemplars)
@@ -198,10 +236,11 @@ class RequestClassifier:
         per_regime = max(MAX_EXEMPLARS // len(self._regimes.occupied), 1)
         statistics = []
         for own, values_NS in enumerate(values_NS_by_slot):
-            for index, buckets in enumerate(self._exemplars[own][:per_regime]):
-                counted = {own: count_buckets(buckets)}
-                log_ratios_R = self._regimes.log_ratios(buckets, counted)
-                slot = int((log_ratios_R + self._absent.scores(buckets)).argmax())
+            for index, exemplar in enumerate(self._exemplars[own][:per_regime]):
+                buckets = exemplar.buckets
+                log_ratios_R = self._regimes.log_ratios(buckets, {own: count_buckets(buckets)})
+                density_R = self._density.scores(exemplar.x_D, own)
+                slot = int((log_ratios_R + self._absent.scores(buckets) + density_R).argmax())
                 standardizer = standardizers[slot]
                 if standardizer is None:
                     continue

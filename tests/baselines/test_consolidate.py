@@ -31,7 +31,7 @@ def train(learner: Learner, slot: int, seeds: range = range(4)) -> None:
         learner.step(random_examples([9, 8, 7], prompt_length=3, seed=10 * slot + seed), [slot] * 3)
 
 
-def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0, losses: Any = (2.0, 1.0)) -> ProbeReport:
+def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0, last: float = 1.0) -> ProbeReport:
     expert = TransientExpert(learner.banks, seed=7)
     for B in expert.B.values():
         torch.nn.init.normal_(B, generator=torch.Generator().manual_seed(8))
@@ -40,7 +40,7 @@ def report(learner: Learner, similarity: float = 0.5, importance: float = 0.0, l
         expert,
         {bank.name: torch.full(bank.A.shape[:2], similarity) for bank in learner.banks},
         {name: torch.full_like(omega[:, :1], importance) for name, omega in omegas},
-        losses,
+        (2.0, last),
         0,
     )
 
@@ -124,8 +124,8 @@ def test_nothing_of_a_failed_probe_is_used(make_learner: MakeLearner, monkeypatc
     """Neither its similarity nor its importance; the report says that it failed."""
     learner = make_learner(preset="cp-moe")
     made = hooks_of(learner)
-    for losses, failed in (((2.0, 1.0), False), ((1.0, 2.0), True)):
-        found = report(learner, 0.5, 1.0, losses)
+    for last, failed in ((1.0, False), (2.0, True)):
+        found = report(learner, 0.5, 1.0, last)
         monkeypatch.setattr("streamlearn.baselines.consolidate.probe", lambda *_, found=found, **__: found)
         assert made.probe(PROBED, 1).probe_failed is failed
         made.open(0)

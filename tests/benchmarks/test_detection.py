@@ -86,11 +86,20 @@ def test_every_order_draws_every_record_equally_often() -> None:
 
 
 def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
-    """Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936)."""
-    shown = rate(4, 1_000_000, target=1.0)
-    assert (shown["per_million"], shown["interval_95"], shown["exceeds_target"]) == (4.0, [1.09, 10.24], True)
-    assert not rate(4, 1_000_000, target=3.0)["exceeds_target"]
-    assert rate(0, 1_000_000, target=1.0)["interval_95"] == [0.0, 3.69]
+    """Four alarms of one task show less than one each of four: every third resample leaves that task out.
+
+    Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936).
+    """
+    records = np.full(100, 10_000)
+    spread, clustered, none = np.zeros((3, 100), dtype=np.intp)
+    spread[:4], clustered[0] = 1, 4
+    shown = rate(spread, records, target=0.5)
+    assert (shown["per_million"], shown["poisson_95"], shown["tasks_with_alarms"]) == (4.0, [1.09, 10.24], 4)
+    assert shown["interval_95"] == [1.0, 8.0]
+    assert shown["exceeds_target"]
+    assert not rate(spread, records, target=1.0)["exceeds_target"]
+    assert rate(clustered, records, target=0.5)["interval_95"][0] == 0.0
+    assert rate(none, records, target=1.0)["poisson_95"] == [0.0, 3.69]
 
 
 def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
@@ -106,13 +115,13 @@ def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:
     assert assignment.mixture_metrics(order, assigned)["purity"] > 0.95
 
 
-def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task]) -> None:
-    """And unknown ones those of all others; synthetic tasks are told apart."""
-    outcome = assignment.classify(tasks, [0, 3], "bare", np.random.default_rng(0))
+def test_known_requests_are_the_rest_of_the_streams_tasks(tasks: list[Task], tmp_path: Path) -> None:
+    """And unknown ones those of all others; synthetic tasks are told apart, by the gateway as by the monitor."""
+    outcome = assignment.classify(tasks, [0, 3], "bare", np.random.default_rng(0), tmp_path)
     assert (len(outcome.known), len(outcome.unknown)) == (60, 2 * (NUM_TASKS - 2))
     metrics = outcome.metrics(0.01)
     assert metrics["auroc"] > 0.99
-    assert metrics["unknown_detected"] == 1.0
+    assert (metrics["routed"], metrics["unknown_detected"], metrics["gateway_differs"]) == (1.0, 1.0, 0.0)
 
 
 @pytest.fixture

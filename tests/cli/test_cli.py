@@ -18,6 +18,8 @@ from streamlearn.errors import ConfigError, SourceError, StreamlearnError
 COMMANDS = """
 run
 feed
+init
+schema
 eval
 status
 dead-letters list

@@ -344,6 +344,8 @@ def test_the_largest_step_is_taken_if_asked_for(make: Make) -> None:
     assert step.text.startswith("80 tokens in records of 32 took ")
     assert "peak memory " in step.text
     assert not settings.state.exists()
+    *_, step = Doctor(make(learner={"rehearsal": 0.1}), takes_step=True).examine()
+    assert step.text.endswith(", with as many rehearsed")
 
 
 PINNED = "0123456789abcdef" * 2 + "01234567"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import DivergedError, SnapshotMismatchError
 from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
-from streamlearn.learner.learner import Step
+from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import Settings
@@ -339,14 +340,17 @@ def test_nothing_that_learns_reads_meta(make: Callable[..., Settings]) -> None:
     assert differences(first, second) == []
 
 
+def not_finite(loss: PackedLoss) -> PackedLoss:
+    return replace(loss, mean=loss.mean * float("nan"))
+
+
 def poison(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Make the loss of every packed batch that contains a certain text NaN."""
     real = packed_loss
 
     def poisoned(model: Any, row: Any) -> PackedLoss:
         loss = real(model, row)
-        hit = text in model.spell(row.input_ids[0].tolist())
-        return PackedLoss(loss.mean * float("nan"), loss.token_L, loss.correct_L) if hit else loss
+        return not_finite(loss) if text in model.spell(row.input_ids[0].tolist()) else loss
 
     monkeypatch.setattr(learner_module, "packed_loss", poisoned)
 
@@ -364,16 +368,43 @@ def run_poisoned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[d
         return run(settings)
 
 
-def test_a_refused_update_sets_its_batch_aside(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("learner", [{}, {"rehearsal": 0.25, "updates_per_batch": 2}], ids=["default", "rehearsal"])
+def test_a_refused_update_sets_its_batch_aside(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any]
+) -> None:
     """The batch of a non-finite loss becomes dead letters; the weights are as if its records had been unusable."""
     lines = records(24)
     bad = [orjson.dumps({"prompt": f"poison {i}", "completion": " x"}) for i in range(PER_BATCH)]
     lines[8:8] = bad
-    state, daemon = run_poisoned(make(lines, "poisoned"), monkeypatch)
+    state, daemon = run_poisoned(make(lines, "poisoned", **learner), monkeypatch)
     assert daemon.state.reasons == {"not_finite_update": PER_BATCH}
     assert daemon.state.ledger.rows()[0][2:4] == (24, PER_BATCH)
-    clean, _ = run(make([*records(24)[:8], *[RUBBISH] * PER_BATCH, *records(24)[8:]], "clean"))
+    clean, _ = run(make([*records(24)[:8], *[RUBBISH] * PER_BATCH, *records(24)[8:]], "clean", **learner))
     assert differences(without_numbers(state), without_numbers(clean)) == []
+
+
+def test_a_further_update_that_is_refused_sets_nothing_aside(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was trained on before; the weights are those of the updates that were made, and the log says so."""
+    once, _ = run(make(records(24), "once"))
+    update = Learner._update
+    numbers: list[int] = []
+
+    def failing(learner: Learner, *arguments: Any) -> Step:
+        numbers.append(learner.number)
+        with monkeypatch.context() as patch:
+            if numbers[-2:] == 2 * numbers[-1:]:
+                patch.setattr(learner_module, "packed_loss", lambda *_: not_finite(packed_loss(*_)))
+            return update(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "_update", failing)
+    with capture_logs() as logs:
+        state, daemon = run(make(records(24), "twice", updates_per_batch=2))
+    assert differences(once, state) == []
+    assert (daemon.state.reasons, daemon.state.refusals) == ({}, 0)
+    refused = [log for log in logs if log["event"] == Event.UPDATE_REFUSED]
+    assert [(log["records"], log["refusal"]) for log in refused] == 6 * [(0, "loss is nan")]
 
 
 def test_a_row_of_refused_updates_rolls_back(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Learner, Rehearsal
 from streamlearn.stream.record import Example
 from tests.broker import free_ports
 from tests.forked import ForkedProcess
@@ -48,7 +48,8 @@ def train(learner: Learner) -> dict[str, Tensor]:
     """Take the steps and return everything that they changed, with their losses."""
     losses: list[float] = []
     for number, (examples, slots) in enumerate(batches()):
-        step = learner.step(examples, slots if learner.routes_by_regime else None)
+        again = [Rehearsal(examples[:1], slots[:1]), Rehearsal(examples[-1:], slots[-1:])] if number % 3 == 1 else ()
+        step = learner.step(examples, slots if learner.routes_by_regime else None, rehearsed=again)
         losses += [step.loss, step.grad_norm, *step.record_losses, *map(float, step.record_correct)]
         if learner.per_regime and number == STEPS // 2:  # the others must notice both
             learner.remove_regime(1)

@@ -4,7 +4,8 @@ import re
 
 import orjson
 
-from docs.generate import PAGES, block
+from docs.generate import PAGES, block, settings_schema
+from streamlearn.cli.init import SCHEMA
 from tests.docs.markdown import ROOT
 from tests.docs.place import Place
 
@@ -15,6 +16,7 @@ def test_every_generated_block_is_up_to_date() -> None:
     """`python docs/generate.py` writes them."""
     for name, reference in PAGES.items():
         assert block((ROOT / "docs" / name).read_text(encoding="utf-8")) == reference(), name
+    assert SCHEMA.read_text(encoding="utf-8") == settings_schema()
 
 
 def test_the_endpoints_are_documented(daemon: Place) -> None:

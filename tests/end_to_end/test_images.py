@@ -57,6 +57,7 @@ def settings(broker: Broker, topic: str, dead: str, backbone: Path) -> dict[str,
         **configuration(broker, topic, dead, backbone, PER_BATCH),
         "probe": {"warmup_tokens": 256, "similarity_tokens": 128},
         "snapshot": {"every_records": 80},
+        "learner": {"lr": 1e-3, "rehearsal": 0.25, "rehearsal_records": 16},
         # By default losses decide what answers an unknown request, and the runs measure them at different times.
         "serve": {"port": 0, "unknown": "nearest"},
         "log": {"style": "json", "level": "info"},
@@ -84,7 +85,7 @@ def ask(daemon: DaemonProcess) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
     broker: Broker, backbone: Path, tmp_path: Path, daemons: list[DaemonProcess]
 ) -> None:
-    """Every tensor is bit-equal, including hold-out images; every unusable image is one dead letter with a reason."""
+    """Every tensor is bit-equal, also images of samples; every unusable image is one dead letter with a reason."""
     runs, answers = {}, {}
     for name, kills in (("whole", []), ("killed", [9, 21, 34])):
         topic, dead = broker.new_topic(), broker.new_topic()
@@ -103,8 +104,9 @@ def test_killed_three_times_the_final_state_equals_an_uninterrupted_run(
 
     whole, killed = runs["whole"].tensors(), runs["killed"].tensors()
     assert differences(whole, killed) == []
-    assert whole["regimes.regimes[].holdouts.records[].images[]"].numel() > 1000
-    assert whole["regimes.regimes[].holdouts.records[].images[lengths]"].sum() > 5
+    for sample in ("holdouts", "rehearsal"):
+        assert whole[f"regimes.regimes[].{sample}.records[].images[]"].numel() > 1000
+        assert whole[f"regimes.regimes[].{sample}.records[].images[lengths]"].sum() > 5
     onsets = [report.shift.onset for report in runs["whole"].regimes().reports]
     assert onsets == [1, PER_TASK + 1, 2 * PER_TASK + 1]
     for one, other in zip(answers["whole"], answers["killed"], strict=True):

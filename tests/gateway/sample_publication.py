@@ -15,9 +15,9 @@ from benchmarks.measuring import SAMPLE
 from streamlearn.codec import from_arrays, to_arrays
 from streamlearn.gateway.publication import read_decoder
 from streamlearn.model_files import load_tokenizer
-from streamlearn.publish.publication import Publication, PublishedRegime, routing_bytes
+from streamlearn.publish.publication import Publication, PublishedRegime, routing_bytes, write_vectors
 from streamlearn.settings import ShiftSettings, StreamSettings
-from streamlearn.shift.features import Featurizer
+from streamlearn.shift.features import NUM_FEATURES, Featurizer
 from streamlearn.shift.monitor import Monitor, MonitorState
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch
@@ -64,6 +64,7 @@ def publish_sample(
     version: int = 184,
     *,
     state: Arrays | None = None,
+    vectors_VD: NDArray[np.float16] | None = None,
     held_back: Collection[int] = (),
     **changes: Any,
 ) -> Publication:
@@ -73,6 +74,7 @@ def publish_sample(
         folder: The published folder.
         version: Step of the snapshot that it claims to be from.
         state: Another routing state.
+        vectors_VD: Its token vectors; by default tokens have random ones.
         held_back: Numbers of regimes without a published version.
         changes: Other values of fields.
     """
@@ -104,6 +106,8 @@ def publish_sample(
     (folder / publication.routing).write_bytes(routing_bytes(arrays))
     if not (folder / publication.tokenizer / "tokenizer.json").exists():
         nano_tokenizer().save_pretrained(folder / publication.tokenizer)
+    no_vectors = np.zeros((0, NUM_FEATURES), np.float16)
+    write_vectors(folder / publication.tokenizer, no_vectors if vectors_VD is None else vectors_VD)
     publication.write(folder)
     return publication
 

@@ -15,7 +15,7 @@ from streamlearn.jobs.queue import PromptInput, RouteJob
 from streamlearn.jobs.runner import route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.model_files import load_tokenizer
-from streamlearn.publish.publication import FILE
+from streamlearn.publish.publication import FILE, VECTORS_FILE
 from streamlearn.settings import Settings, StreamSettings
 from streamlearn.shift.monitor import MonitorState
 from streamlearn.stream.decode import Decoder
@@ -38,6 +38,13 @@ def test_a_new_publication_is_a_new_version(published: Path) -> None:
 def test_a_damaged_tokenizer_is_an_error_with_its_folder(published: Path, name: str) -> None:
     (published / "tokenizer" / name).write_text("{")
     with pytest.raises(PublicationError, match="tokenizer: the tokenizer cannot be read"):
+        LoadedPublication.read(published)
+
+
+def test_a_publication_without_token_vectors_is_refused(published: Path) -> None:
+    """As one of an earlier version; the message says what to do."""
+    (published / "tokenizer" / VECTORS_FILE).unlink()
+    with pytest.raises(PublicationError, match=r"token_vectors.safetensors: .*; publish and serve with"):
         LoadedPublication.read(published)
 
 
@@ -79,6 +86,7 @@ def test_a_gateway_routes_as_the_daemon_does(tmp_path: Path) -> None:
         publish_sample(
             tmp_path / "published",
             state=to_arrays(adaptation.monitor.trained),
+            vectors_VD=components.model.backbone.token_vectors,
             seed=settings.seed,
             max_known_rejected=settings.serve.max_known_rejected,
         )

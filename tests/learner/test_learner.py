@@ -13,7 +13,7 @@ from benchmarks.speed_arms import counting_host_reads
 from streamlearn.adapters.context import routing_context
 from streamlearn.adapters.presets import PRESETS, regime_adapter
 from streamlearn.adapters.tuner import SHARED
-from streamlearn.learner.learner import Learner
+from streamlearn.learner.learner import Learner, Rehearsal
 from streamlearn.learner.loss import pack, packed_loss
 from streamlearn.stream.record import Batch
 from tests.doubles import random_examples
@@ -356,3 +356,81 @@ def test_a_step_reads_twice_at_most(make_learner: MakeLearner, preset: str) -> N
     """For every preset, with records of several regimes where it routes by regime."""
     learner = make_learner(preset=preset)
     assert reads_of_a_step(learner, [0, 1, 0, 2] if learner.routes_by_regime else None).total() <= MOST
+
+
+def rehearsing(make_learner: MakeLearner, **settings: Any) -> Learner:
+    learner = make_learner(preset="streamlearn", **settings)
+    learner.step(batch_of(seed=1).examples, [0, 1, 1])
+    return learner
+
+
+def test_further_updates_are_steps_on_the_same_batch(make_learner: MakeLearner) -> None:
+    """Two updates a batch end with the bits of two steps; what is reported is the test before the first."""
+    one, two = make_learner(preset="streamlearn"), make_learner(preset="streamlearn", updates_per_batch=2)
+    first, _ = (one.step(batch_of().examples, [0, 1, 1]) for _ in range(2))
+    step = two.step(batch_of().examples, [0, 1, 1])
+    assert step == first
+    assert (two.number, two.updates) == (1, 2)
+    mine, other = snapshot(two), snapshot(one)
+    assert mine.pop("learner.counts").tolist() != other.pop("learner.counts").tolist()
+    assert same(mine, other)
+
+
+def test_rehearsed_records_are_trained_on_and_not_reported(make_learner: MakeLearner) -> None:
+    """The update is that of all records together; every figure of the step is of the batch's own."""
+    batch, earlier = batch_of(), random_examples([7, 11], seed=5)
+    rehearsed, joined, alone = (rehearsing(make_learner) for _ in range(3))
+    step = rehearsed.step(batch.examples, [0, 1, 1], rehearsed=[Rehearsal(earlier, [1, 0])])
+    joined.step([*batch.examples, *earlier], [0, 1, 1, 1, 0])
+    assert same(snapshot(rehearsed), snapshot(joined))
+    expected = alone.step(batch.examples, [0, 1, 1])
+    assert not same(snapshot(rehearsed), snapshot(alone))
+    assert step.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert step.record_losses == pytest.approx(expected.record_losses, rel=1e-5)
+    for figure in ("number", "tokens", "learned_tokens", "record_correct", "refusal", "ended"):
+        assert getattr(step, figure) == getattr(expected, figure)
+
+
+def spoil_passes(learner: Learner, is_spoiled: Callable[[int, int], bool]) -> Any:
+    """Make the loss of a pass not finite, by its number from 1 on and its tokens."""
+    passes: list[int] = []
+
+    def change(hidden: Tensor, _: Learner) -> Tensor:
+        passes.append(1)
+        return hidden * torch.nan if is_spoiled(len(passes), hidden.shape[1]) else hidden
+
+    return spoil_hidden_states(change)(learner)
+
+
+def test_a_further_update_that_is_not_finite_is_not_made(make_learner: MakeLearner) -> None:
+    """The batch is trained on by the updates before it, and the step says why it ended."""
+    spoiled, twin = rehearsing(make_learner, updates_per_batch=3), rehearsing(make_learner)
+    twin.step(batch_of(seed=1).examples, [0, 1, 1])  # the rest of the other's first step
+    twin.step(batch_of(seed=1).examples, [0, 1, 1])
+    hook = spoil_passes(spoiled, lambda number, _: number == 2)
+    step = spoiled.step(batch_of().examples, [0, 1, 1])
+    hook.remove()
+    assert (step.refusal, step.ended) == (None, "loss is nan")
+    assert math.isfinite(step.loss)
+    twin.step(batch_of().examples, [0, 1, 1])
+    mine, other = snapshot(spoiled), snapshot(twin)
+    assert (mine.pop("learner.counts").tolist(), other.pop("learner.counts").tolist()) == ([2, 4], [4, 4])
+    assert same(mine, other)
+    assert all(parameter.grad is None for parameter in spoiled.optimizer.parameters())
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["rehearsed", "own"])
+def test_a_batch_is_refused_for_its_own_records_only(make_learner: MakeLearner, is_own: bool) -> None:
+    """Where a rehearsed record is at fault, the update is made without rehearsed ones."""
+    batch, rehearsal = batch_of(), Rehearsal(random_examples([7], seed=5), [1])
+    spoiled, twin = rehearsing(make_learner), rehearsing(make_learner)
+    hook = spoil_passes(spoiled, lambda _, tokens: is_own or tokens > batch.num_tokens)
+    step = spoiled.step(batch.examples, [0, 1, 1], rehearsed=[rehearsal])
+    hook.remove()
+    assert step.refusal == ("loss is nan" if is_own else None)
+    if not is_own:
+        assert step == twin.step(batch.examples, [0, 1, 1])
+    mine, other = snapshot(spoiled), snapshot(twin)
+    for state in (mine, other):
+        state.pop("learner.counts")
+    assert same(mine, other)

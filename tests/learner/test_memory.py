@@ -13,7 +13,7 @@ import streamlearn.learner.learner as learner_module
 from streamlearn.adapters.context import RoutingContext, routing_context
 from streamlearn.adapters.presets import PRESETS
 from streamlearn.events import Event
-from streamlearn.learner.learner import Learner, Step
+from streamlearn.learner.learner import Learner, Rehearsal, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, pack, packed_loss
 from streamlearn.learner.memory import (
     MAX_RETRIES,
@@ -65,6 +65,21 @@ def test_out_of_memory_makes_smaller_parts(make_learner: MakeLearner, monkeypatc
         step = learner.step(EXAMPLES)
     assert step.refusal is None
     assert [log["parts"] for log in logs if log["event"] == Event.OUT_OF_MEMORY_RETRIED] == [2, 4]
+    assert same(snapshot(learner), snapshot(expected))
+
+
+def test_every_update_of_a_batch_is_retried_in_smaller_parts(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rehearsed records too: the bits of a step made in that many parts."""
+    rehearsed = [Rehearsal(random_examples([6, 8], seed=seed), []) for seed in (1, 2)]
+    expected, learner = (make_learner(updates_per_batch=2) for _ in range(2))
+    announced: list[int] = []
+    expected.step(EXAMPLES, parts=4, rehearsed=rehearsed)
+    monkeypatch.setattr(learner_module, "packed_loss", limited_to(18))
+    step = learner.step(EXAMPLES, rehearsed=rehearsed, on_record=announced.append)
+    assert (step.refusal, step.ended, len(step.record_losses)) == (None, None, len(EXAMPLES))
+    assert announced == 2 * [0, 0, 0, 1, 3, 5]
     assert same(snapshot(learner), snapshot(expected))
 
 

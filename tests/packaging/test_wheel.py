@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -84,6 +85,7 @@ def test_it_holds_the_two_packages_and_nothing_else(installed: Installed) -> Non
     assert {name.partition("/")[0] for name in held} == {"streamlearn", "connectors", metadata}
     assert {f"{metadata}/licenses/LICENSE", f"{metadata}/licenses/NOTICE"} <= held
     assert {"streamlearn/py.typed", "connectors/py.typed", "streamlearn/backbone/nano/model.safetensors"} <= held
+    assert "streamlearn/settings/schema.json" in held
 
 
 def test_every_configuration_and_systemd_file_travels(installed: Installed) -> None:
@@ -106,6 +108,16 @@ def test_it_leaves_the_packages_beside_it_alone(installed: Installed, tmp_path: 
     assert told.returncode == 0, told.stderr
     ours = [str(installed.packages / name / "__init__.py") for name in ("connectors", "streamlearn")]
     assert told.stdout.splitlines() == [*(f"another {name}" for name in OTHERS), *ours]
+
+
+def test_the_readmes_program_runs_as_printed(installed: Installed, tmp_path: Path) -> None:
+    """In a folder of its own, with nothing but the wheel."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    told = installed.run("python", "-c", program, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stderr == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_runs_a_packaged_configuration(installed: Installed, tmp_path: Path) -> None:

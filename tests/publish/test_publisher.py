@@ -29,7 +29,7 @@ from streamlearn.publish import ROLLBACK
 from streamlearn.publish import publisher as adapter_publisher
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.open import forget_run
-from streamlearn.publish.publication import Publication
+from streamlearn.publish.publication import Publication, read_vectors
 from streamlearn.publish.publisher import AdapterPublisher, RollbackFile
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
@@ -133,6 +133,8 @@ def test_what_is_published_is_what_the_daemon_learned(make: Callable[..., Settin
         routing = load_file(tmp_path / "published" / newest.routing)
         assert routing.keys() == monitor.keys()
         assert all(np.array_equal(routing[name], monitor[name]) for name in monitor)
+        vectors_VD = read_vectors(tmp_path / "published" / newest.tokenizer)
+        assert np.array_equal(vectors_VD, components.model.backbone.token_vectors)
 
 
 def test_publishing_changes_no_bit_of_the_training_run(make: Callable[..., Settings], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What must change no bit of what is learned: a death anywhere near a shift, a record's `meta`, a question."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any
@@ -14,9 +14,10 @@ from streamlearn.baselines.transient import probe
 from streamlearn.board import Board, Clock
 from streamlearn.daemon.loop import Daemon
 from streamlearn.jobs.queue import EvalJob, EvalResult, JobQueue, Result
-from streamlearn.learner.learner import Hooks, Learner, Step
+from streamlearn.learner.learner import Hooks, Learner, Rehearsal, Step
 from streamlearn.regimes import regimes
 from streamlearn.regimes.holdout import Reservoir
+from streamlearn.regimes.regimes import Regimes
 from streamlearn.regimes.route import measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.status import Phase, Status
@@ -113,6 +114,36 @@ def test_deaths_while_adapters_rest_change_nothing(
     assert not (settings.state / "offloaded").exists()
 
 
+REHEARSING = {"learner": {"updates_per_batch": 2, "rehearsal": 0.25, "rehearsal_records": 12}}
+
+
+def test_deaths_with_rehearsal_and_further_updates_change_no_bit(
+    make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records kept for rehearsal, and what is drawn of them, are those of an uninterrupted run."""
+    lines = stream("animals", "sums", "animals")
+    drawn: list[list[Rehearsal]] = []
+    rehearse = Regimes.rehearse
+
+    def spy(regimes: Regimes, slots: Sequence[int]) -> list[Rehearsal]:
+        drawn.append(rehearse(regimes, slots))
+        assert {slot for draw in drawn[-1] for slot in draw.slots} <= set(slots)
+        return drawn[-1]
+
+    monkeypatch.setattr(Regimes, "rehearse", spy)
+    whole, components = run(make(lines, "whole", **REHEARSING))
+    regimes = components.adaptation.status().regimes
+    assert [regime.rehearsal_records for regime in regimes] == [12, 12]
+    records = sum(regime.rehearsal.seen for regime in components.adaptation.by_slot.values())
+    assert records == components.state.ledger.trained.total()
+    first, second = (sum(len(updates[number].examples) for updates in drawn) for number in range(2))
+    assert first == second
+    assert first == pytest.approx(records / 3, abs=4)
+    settings = make(lines, "killed", **REHEARSING)
+    die_after(monkeypatch, [PER_TASK // 4 + 12, 2 * PER_TASK // 4 + 12])
+    assert_two_deaths_change_nothing(settings, whole, len(lines))
+
+
 def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
     make: Callable[..., Settings],
     undisturbed: Callable[..., dict[str, Tensor]],
@@ -143,7 +174,7 @@ def test_a_snapshot_while_records_are_buffered_for_a_probe_changes_no_bit(
 def test_a_death_at_a_split_changes_no_bit(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while the new regime is opened, and while hold-out records are divided."""
     lines = mixed(160)
-    shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}}
+    shape = {"holdout": {"every_records": 4}, "snapshot": {"every_records": 12}, **REHEARSING}
     whole, _ = run(make(lines, "whole", **shape))
     settings = make(lines, "killed", **shape)
     for target, name in ((Learner, "add_regime"), (Reservoir, "move")):

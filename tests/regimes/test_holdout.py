@@ -11,7 +11,6 @@ import pytest
 from streamlearn.learner.evaluate import ExampleScore
 from streamlearn.regimes import holdout as forgetting_module
 from streamlearn.regimes.holdout import Forgetting, Reservoir, ScoreHistory, TimeBudget
-from streamlearn.settings import HoldoutSettings
 from streamlearn.status import Scoring
 from streamlearn.stream.record import Example
 from tests.doubles import example, random_examples
@@ -22,14 +21,14 @@ class Reservoirs:
     """Samples of regimes in slots."""
 
     def __init__(self, every: int = 4, size: int = 3, seed: int = 0) -> None:
-        self.settings = HoldoutSettings(every_records=every, records_per_regime=size)
-        self.seed = seed
+        self.every, self.size, self.seed = every, size, seed
         self.by_slot = defaultdict[int, Reservoir](Reservoir)
 
     def take(self, slot: int, count: int) -> list[int]:
         """Indices of the records held out."""
         sample, seed = self.by_slot[slot], (self.seed, slot)
-        return [i for i in range(count) if sample.take(example([8, i + 9]), self.settings, seed)]
+        taken = (sample.take(example([8, i + 9]), seed, size=self.size, every=self.every) for i in range(count))
+        return [i for i, is_sampled in enumerate(taken) if is_sampled]
 
     def kept(self, slot: int) -> list[int]:
         return [int(record.input_ids[1]) - 9 for record in self.by_slot[slot].examples]
@@ -58,11 +57,35 @@ def test_records_that_move_take_their_part_of_the_count_along() -> None:
     held = Reservoirs(every=4, size=3)
     held.take(0, 12)
     one, other, third = held.kept(0)
-    held.by_slot[0].move(held.by_slot[1], [False, True, False], held.settings)
+    held.by_slot[0].move(held.by_slot[1], [False, True, False], size=3)
     assert (held.kept(0), held.kept(1)) == ([one, third], [other])
     assert [held.by_slot[slot].seen for slot in (0, 1)] == [8, 4]
-    held.by_slot[0].move(held.by_slot[1], [False, False], held.settings)
+    held.by_slot[0].move(held.by_slot[1], [False, False], size=3)
     assert [held.by_slot[slot].seen for slot in (0, 1)] == [8, 4]
+
+
+@pytest.mark.parametrize("sizes", [[1] * 60, [12] * 5, [7, 1, 4, 12, 6] * 2])
+def test_the_share_of_drawn_records_does_not_depend_on_the_batches(sizes: list[int]) -> None:
+    """At a quarter, one for every three new records; none before there is one, none twice in a draw."""
+    sample, numbers = Reservoir(), list[int]()
+    for new in sizes:
+        drawn = sample.draw(0.25, new, (0, 1))
+        assert len({int(record.input_ids[1]) for record in drawn}) == len(drawn)
+        numbers.append(len(drawn))
+        for number in range(new):
+            sample.take(example([8, 9 + sample.seen + number]), (0, 1), size=8)
+    assert numbers[0] == 0
+    assert sum(numbers[1:]) == sum(sizes) // 3 - sizes[0] // 3
+
+
+def test_every_kept_record_is_drawn_as_often() -> None:
+    """Within four standard deviations; the same seed draws the same."""
+    sample, numbers = Reservoir(), 2000
+    for number in range(8):
+        sample.take(example([8, 9 + number]), (0, 1), size=8)
+    counts = Counter(int(one.input_ids[1]) for i in range(numbers) for one in sample.draw(0.25, 6, (0, 1, i)))
+    assert [counts[9 + i] / numbers for i in range(8)] == pytest.approx([0.25] * 8, abs=4 * (0.1875 / numbers) ** 0.5)
+    assert sample.draw(0.25, 6, (0, 1, 5)) == sample.draw(0.25, 6, (0, 1, 5))
 
 
 class Scores:

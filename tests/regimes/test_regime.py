@@ -5,7 +5,6 @@ import pytest
 from streamlearn import codec
 from streamlearn.errors import RegimeError
 from streamlearn.regimes.regime import Regime, RegimesState, ShiftReport
-from streamlearn.settings import HoldoutSettings
 from streamlearn.shift.detector import Shift
 from streamlearn.status import Scoring
 from tests.doubles import example
@@ -64,7 +63,7 @@ def test_the_state_survives_the_codec() -> None:
     """Every field of every regime, and values that only some regimes have."""
     shift = Shift("inputs", 1, 2, 4, False, 1, 9, 8, 1.5, 0.5, parent=1)
     one, two = Regime(1, 0, name="orders", frozen_from=[4], visits=2), Regime(2, 4, approved_at=7, refused_return=1)
-    one.holdouts.take(example([8, 9, 10]), HoldoutSettings(every_records=1), (0, 0))
+    one.holdouts.take(example([8, 9, 10]), (0, 0), size=1)
     one.scores.add(Scoring(3, 1.0, 0.5), at_end=True)
     one.losses = [0.1, 2.5]
     state = RegimesState(

@@ -76,19 +76,22 @@ def test_a_regime_starts_from_the_adapter_that_explains_it_best(
 
 @pytest.mark.parametrize("preset", variants(["streamlearn", "cp-moe"], short=["streamlearn"]))
 def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Settings], preset: str) -> None:
-    """The stream stays in the old regime, nothing is probed, and each regime has its own hold-out records."""
-    shape = {"holdout": {"every_records": 4}, "stream": {"max_tokens": 256, "batch_tokens": 512}}
+    """The stream stays in the old regime, the new one is not probed, and each has its own records in its samples."""
+    shape = {"stream": {"max_tokens": 256, "batch_tokens": 512}, "learner": {"lr": 1e-2, "rehearsal": 0.25}}
+    shape["holdout"] = {"every_records": 4}
     settings = make(mixed(160), adapter={"preset": preset, "num_heads": 1}, **shape)
     _, components = run(settings)
     adaptation = components.adaptation
     first, split = adaptation.state.reports
     assert (split.shift.parent, split.shift.previous, split.shift.known) == (1, 1, False)
     assert split.started_from == (1 if preset == "streamlearn" else None)
-    assert (first.probe_tokens, split.probe_tokens) == (0, 0)
+    assert (first.probe_tokens > 0, split.probe_tokens) == (preset == "cp-moe", 0)  # whose importance a probe measures
     assert (adaptation.state.current, adaptation.state.undivided) == (0, [])
-    lengths = [{len(each) for each in adaptation.examples(slot)} for slot in (0, 1)]
-    assert all(lengths)
-    assert not lengths[0] & lengths[1]
+    for sample in ("holdouts", "rehearsal"):
+        records = [getattr(adaptation.by_slot[slot], sample).examples for slot in (0, 1)]
+        lengths = [{len(record) for record in own} for own in records]
+        assert all(lengths)
+        assert not lengths[0] & lengths[1]
 
 
 class Asking(Silent):
@@ -207,7 +210,7 @@ def test_the_status_is_the_same_after_a_restart(make: Callable[..., Settings]) -
 def test_changed_answers_are_a_shift_of_their_own_kind(
     make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted separately and passed to the observer; scores from before it are dropped."""
+    """Counted separately and passed to the observer; scores and sampled records from before it are dropped."""
     declared: list[Shift] = []
 
     def heed(self: ConceptDriftDetector, slot: int, regime: int, ordinal: int, losses: Sequence[float]) -> list[Shift]:
@@ -217,7 +220,8 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
         return declared
 
     monkeypatch.setattr(ConceptDriftDetector, "update", heed)
-    with opened(make(stream("animals", per_task=2 * PER_TASK))) as components:
+    settings = make(stream("animals", per_task=2 * PER_TASK), learner={"rehearsal": 0.25, "rehearsal_records": 1000})
+    with opened(settings) as components:
         collector = Collector()
         daemon = daemon_of(components, collector)
         daemon.run()
@@ -230,6 +234,7 @@ def test_changed_answers_are_a_shift_of_their_own_kind(
     (regime,) = result.regimes
     assert (regime.records, regime.visits) == (2 * PER_TASK, 1)
     assert 0 < regime.holdout_records < 2 * PER_TASK // 20
+    assert regime.rehearsal_records == components.adaptation.by_slot[0].rehearsal.seen < 2 * PER_TASK - 60
     assert regime.history
     assert all(scoring.step > shift.step for scoring in regime.history)
 

@@ -126,7 +126,7 @@ def test_settings_are_refused_as_in_a_configuration() -> None:
     ("tokenizer", "options", "message"),
     [
         ("builtin:large", {}, "backbone.model builtin:large: no such model"),
-        ("/nowhere", {}, "no such folder, and not a hub id"),
+        ("/nowhere", {}, "must be a folder, a builtin model or a hub id"),
         (object(), {}, "the backbone must have a fast tokenizer"),
         ("builtin:nano", {"embeddings": [1.0, 2.0]}, r"embeddings must be an array .* found shape \(2,\)"),
     ],

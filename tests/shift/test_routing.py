@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streamlearn.shift.features import NUM_FEATURES
 from streamlearn.shift.memory import RegimeMemory
-from streamlearn.shift.routing import MIN_EXEMPLARS, NoveltyTest, RequestClassifier, Standardizer, leave_one_out
+from streamlearn.shift.routing import (
+    MIN_EXEMPLARS,
+    InputDensity,
+    NoveltyTest,
+    RequestClassifier,
+    Standardizer,
+    leave_one_out,
+)
 from tests.shift.records import features_of, memory_of, recent
 from tests.variants import variants
 
@@ -98,3 +106,38 @@ def test_records_that_are_not_settled_count_as_exemplars() -> None:
     unknown = [each.p_value < LEVEL for each in tested if each.slot == 1]
     assert len(unknown) > 10
     assert np.mean(unknown) > 0.5
+
+
+def test_the_density_is_that_of_the_equation() -> None:
+    """Eq. (6), with recent records, and with a record left out of its own regime."""
+    regimes = memory_of((0, 40), (1, 30), max_regimes=3)
+    regimes.whiten()
+    newest = recent(features_of(1, 5, seed=3), 1, start=71, regimes=regimes)
+    own_ND = [[each.x_D for each in features_of(0, 40)], [each.x_D for each in features_of(1, 30, seed=1)]]
+    distances = sum(regimes.reference(slot).spread * (len(own_ND[slot]) - 1) for slot in (0, 1))
+    spread = (distances + 1) / (39 + 29 + 1)
+    own_ND[1] += [record.features.x_D for record in newest]
+    density, x_D = InputDensity(regimes, newest), newest[0].features.x_D
+
+    def expected(records_ND: list[NDArray[np.float32]]) -> float:
+        difference_D = x_D - np.mean(records_ND, axis=0, dtype=np.float64)
+        scale = (1 + 1 / len(records_ND)) * spread
+        return float(
+            -difference_D @ regimes.metric @ difference_D * NUM_FEATURES / (2 * scale)
+            - NUM_FEATURES / 2 * np.log(scale / spread)
+        )
+
+    np.testing.assert_allclose(density.scores(x_D), [expected(own_ND[0]), expected(own_ND[1])], rtol=1e-4)
+    without = [each for each in own_ND[1] if each is not x_D]
+    np.testing.assert_allclose(density.scores(x_D, own=1), [expected(own_ND[0]), expected(without)], rtol=1e-4)
+
+
+def test_a_regime_that_was_split_has_the_mean_of_its_sample() -> None:
+    """Its sums began again without them."""
+    regimes = memory_of((0, 20), (1, 20), max_regimes=3)
+    assert regimes.create(41, ()) == (2, None)
+    regimes.divide(1, 2, moved=range(31, 41), ordinal=41)
+    assert regimes[1].reference.num_records == regimes[2].reference.num_records == 0
+    density = InputDensity(regimes, ())
+    scores_NR = np.array([density.scores(record.x_D) for record in features_of(1, 20, seed=9)])
+    assert (scores_NR[:, 1:] > scores_NR[:, :1]).all()

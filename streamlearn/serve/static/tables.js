@@ -66,11 +66,12 @@ function done(row) {
 function transientExpert(row) {
   const [losses, range] = [row.probe_losses, row.similarity_range].map((pair) => pair.map((value) => fixed(value, 2)));
   const found = row.probe_failed ? "which failed" : `CKA ${fixed(row.mean_similarity, 2)} (${range.join(" to ")} by head)`;
-  return `Probe loss ${losses.join(" to ")}, ${found}.`;
+  return `The transient expert took the loss from ${losses.join(" to ")}, ${found}.`;
 }
 
 function entered(row) {
   if (row.previous === null) return "The stream began.";
+  if (row.probe_losses !== null) return "New: it shares the experts.";
   if (row.known) return "Recognized: its own adapter is used again.";
   if (row.started_from === null) return "New: its own adapter starts from nothing.";
   return `New: its own adapter starts as a copy of regime ${row.started_from}'s.`;
