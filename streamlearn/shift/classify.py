@@ -103,12 +103,10 @@ def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemo
     profile = regimes[slot]
     pairs = zip(scores, records, strict=True)
     fit = float(np.mean([profile.fit(float(score.log_ratios_R[slot]), record.features) for score, record in pairs]))
+    distinct = _distinctness(records, profile.exemplars)
     if slot == here:
-        return Classification(slot, fit > MIN_OWN_FIT, records)
-    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes)
-    if explained:
-        distinct = _distinctness(records, profile.exemplars)
-        explained = distinct is None or distinct <= DISTINCT
+        return Classification(slot, fit > MIN_OWN_FIT and (distinct is None or distinct <= CLEARLY_DISTINCT), records)
+    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes) and (distinct is None or distinct <= DISTINCT)
     return Classification(slot, explained, records)
 
 
