@@ -5,7 +5,7 @@ The detector was tuned on fifteen tasks of SuperNI. The file of `--others` holds
 - boundaries: one stream per prompt of `NUM_BOUNDARIES` + 1 random tasks, as the abrupt streams of `streams`.
 - level: streams of one task each, by order. Every shift but the first is a false alarm: a `new` regime, a `return` to
   one that a false alarm made, or a `split` of records that are mixed from the beginning, which has no level.
-  `exceeds_target`: the exact 95 % interval of the Poisson rate (Garwood 1936) lies above the configured rate.
+  `exceeds_target`: the 95 % interval by a bootstrap over tasks lies above the configured rate.
 
 Orders of a stationary stream, all of which draw every record equally often in expectation:
 
@@ -38,6 +38,7 @@ MIN_RECORDS = 40
 AUTOREGRESSIVE = 0.5
 TOPIC_RUNS = (4, 8)
 """Mean records of a topic. Half a short window, 8, is the hardest case."""
+NUM_RESAMPLES = 2000
 KINDS = ("new", "return", "split")
 """Kinds of false alarms."""
 
@@ -45,21 +46,26 @@ Order = Callable[[np.random.Generator, int, NDArray[np.intp]], NDArray[np.intp]]
 """(generator, number of records to draw, the task's records sorted by similarity) -> records"""
 
 
-def rate(alarms: int, records: int, target: float) -> dict[str, Any]:
-    """The rate per million, its 95 % interval, and whether the interval lies above the target.
+def rate(alarms_T: NDArray[np.intp], records_T: NDArray[np.intp], target: float) -> dict[str, Any]:
+    """The rate per million, its 95 % intervals, and whether the bootstrap's lies above the target.
 
-    The interval is exact for a Poisson count (Garwood 1936). Alarms of one task come in clusters, so it is too narrow
-    where there are many.
+    `poisson_95` is exact for independent alarms (Garwood 1936). Alarms of one task come in clusters, so `interval_95`
+    is a bootstrap over the tasks (Efron 1979), whose alarms and records are given.
     """
+    drawn_BT = np.random.default_rng(0xB0).integers(len(alarms_T), size=(NUM_RESAMPLES, len(alarms_T)))
+    rate_B = alarms_T[drawn_BT].sum(axis=1) / records_T[drawn_BT].sum(axis=1)
+    alarms, records = int(alarms_T.sum()), int(records_T.sum())
     low = chi2.ppf(0.025, 2 * alarms) / 2 if alarms else 0.0
     high = chi2.ppf(0.975, 2 * alarms + 2) / 2
-    per_million = [round(1e6 * float(count) / records, 2) for count in (alarms, low, high)]
+    interval = [round(1e6 * float(bound), 2) for bound in np.quantile(rate_B, (0.025, 0.975))]
     return {
         "records": records,
         "alarms": alarms,
-        "per_million": per_million[0],
-        "interval_95": per_million[1:],
-        "exceeds_target": per_million[1] > target,
+        "tasks_with_alarms": int((alarms_T > 0).sum()),
+        "per_million": round(1e6 * alarms / records, 2),
+        "interval_95": interval,
+        "poisson_95": [round(1e6 * float(bound) / records, 2) for bound in (low, high)],
+        "exceeds_target": interval[0] > target,
     }
 
 
@@ -78,18 +84,20 @@ def measure_level(tasks: Sequence[Task], target: float, records: int, stream_rec
     """False alarms of every order in `records` records, with `target` false alarms per million configured."""
     kinds: dict[str, Counter[str]] = {name: Counter() for name in ORDERS}
     streams = -(-records // stream_records)
+    records_T = np.zeros(min(len(tasks), -(-streams // len(PROMPTS))), dtype=np.intp)
+    alarms = {name: np.zeros_like(records_T) for name in ORDERS}
     for number in range(streams):
-        task, prompt = tasks[number // len(PROMPTS) % len(tasks)], PROMPTS[number % len(PROMPTS)]
-        features = [text_featurizer().featurize(input_of(example)) for example in task.examples[prompt]]
+        index, prompt = number // len(PROMPTS) % len(tasks), PROMPTS[number % len(PROMPTS)]
+        features = [text_featurizer().featurize(input_of(example)) for example in tasks[index].examples[prompt]]
         by_similarity = sort_by_similarity(features)
+        records_T[index] += stream_records
         for name, order in ORDERS.items():
             drawn = order(np.random.default_rng([number, 0xFA]), stream_records, by_similarity)
-            kinds[name].update(map(kind_of, false_alarms([features[i] for i in drawn.tolist()], target)))
+            found = false_alarms([features[i] for i in drawn.tolist()], target)
+            kinds[name].update(map(kind_of, found))
+            alarms[name][index] += len(found)
     return {
-        name: {
-            **rate(kinds[name].total(), streams * stream_records, target),
-            "kinds": {kind: kinds[name][kind] for kind in KINDS},
-        }
+        name: {**rate(alarms[name], records_T, target), "kinds": {kind: kinds[name][kind] for kind in KINDS}}
         for name in ORDERS
     }
 

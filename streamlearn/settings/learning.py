@@ -78,7 +78,7 @@ class LearnerSettings(Section):
 
     lr: PositiveFloat | None = None
     """Learning rate. By default 0.003 where each regime has its own adapter, which starts untrained and sees each
-    record once; 0.0001 for an adapter that all regimes share, which forgets more at higher rates."""
+    record once; 0.0003 for an adapter that all regimes share, which forgets more at higher rates."""
     lr_decay_updates: NonNegativeInt | None = None
     """Updates of an adapter after which its rate falls with the square root of their number, to a tenth at the lowest;
     0: never. By default 20 where each regime has its own adapter, and 0 for an adapter that all regimes share."""

@@ -125,9 +125,9 @@ class Settings(BaseSettings):
 
 WARMUP_TOKENS = {False: 10_000, True: 100_000}
 """probe.warmup_tokens by whether the backbone reads images; CP-MoE (arXiv 2605.20247) section 4."""
-LEARNING_RATES = {False: 1e-4, True: 3e-3}
+LEARNING_RATES = {False: 3e-4, True: 3e-3}
 """learner.lr by whether each regime has an adapter of its own; near the best of seven rates on development records of
-six SuperNI tasks, for SmolLM2-135M and nano (one seed each)."""
+six SuperNI tasks, for SmolLM2-135M (docs/evidence/search.md) and, with adapters of their own, nano (one seed each)."""
 DECAY_UPDATES = 20
 """learner.lr_decay_updates where each regime has an adapter of its own: on development records of four SuperNI tasks,
 nano has a token accuracy of .601, vs .594 at a constant rate (one seed each)."""

@@ -86,11 +86,20 @@ def test_every_order_draws_every_record_equally_often() -> None:
 
 
 def test_the_interval_refutes_a_level_that_does_not_hold() -> None:
-    """Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936)."""
-    shown = rate(4, 1_000_000, target=1.0)
-    assert (shown["per_million"], shown["interval_95"], shown["exceeds_target"]) == (4.0, [1.09, 10.24], True)
-    assert not rate(4, 1_000_000, target=3.0)["exceeds_target"]
-    assert rate(0, 1_000_000, target=1.0)["interval_95"] == [0.0, 3.69]
+    """Four alarms of one task show less than one each of four: every third resample leaves that task out.
+
+    Exact Poisson limits: 4 alarms in a million are 1.09 to 10.24 (Garwood 1936).
+    """
+    records = np.full(100, 10_000)
+    spread, clustered, none = np.zeros((3, 100), dtype=np.intp)
+    spread[:4], clustered[0] = 1, 4
+    shown = rate(spread, records, target=0.5)
+    assert (shown["per_million"], shown["poisson_95"], shown["tasks_with_alarms"]) == (4.0, [1.09, 10.24], 4)
+    assert shown["interval_95"] == [1.0, 8.0]
+    assert shown["exceeds_target"]
+    assert not rate(spread, records, target=1.0)["exceeds_target"]
+    assert rate(clustered, records, target=0.5)["interval_95"][0] == 0.0
+    assert rate(none, records, target=1.0)["poisson_95"] == [0.0, 3.69]
 
 
 def test_a_task_in_two_regimes_costs_assignment_and_no_purity() -> None:

@@ -71,6 +71,7 @@ function transientExpert(row) {
 
 function entered(row) {
   if (row.previous === null) return "The stream began.";
+  if (row.probe_losses !== null) return "New: it shares the experts.";
   if (row.known) return "Recognized: its own adapter is used again.";
   if (row.started_from === null) return "New: its own adapter starts from nothing.";
   return `New: its own adapter starts as a copy of regime ${row.started_from}'s.`;
