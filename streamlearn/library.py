@@ -136,7 +136,7 @@ class History:
         """Return the rows as a `pandas.DataFrame`.
 
         Raises:
-            ImportError: pandas is not installed.
+            ImportError: pandas is not installed (extra `pandas`).
         """
         import pandas as pd  # noqa: PLC0415 - optional
 

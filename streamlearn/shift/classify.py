@@ -82,8 +82,7 @@ def classify(alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes:
     4. So they do if no known regime explains them, but they are no more distinct from the segment's other records
        than topics of one task are (`_are_topics`).
     """
-    distinct = {record.features.buckets.tobytes() for record in alarm.records}
-    if alarm.token_change and 2 * len(distinct) > len(alarm.records):  # 1.
+    if alarm.token_change and not _are_copies(alarm.records):  # 1.
         return _classify_token_change(alarm.records, alarm.token_change, here, regimes)
     likeliest = _likeliest(alarm.records, here, regimes)
     if alarm.records[0].slot == here and (not likeliest.known or likeliest.slot == here):
@@ -103,12 +102,10 @@ def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemo
     profile = regimes[slot]
     pairs = zip(scores, records, strict=True)
     fit = float(np.mean([profile.fit(float(score.log_ratios_R[slot]), record.features) for score, record in pairs]))
+    distinct = _distinctness(records, profile.exemplars)
     if slot == here:
-        return Classification(slot, fit > MIN_OWN_FIT, records)
-    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes)
-    if explained:
-        distinct = _distinctness(records, profile.exemplars)
-        explained = distinct is None or distinct <= DISTINCT
+        return Classification(slot, fit > MIN_OWN_FIT and (distinct is None or distinct <= CLEARLY_DISTINCT), records)
+    explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes) and (distinct is None or distinct <= DISTINCT)
     return Classification(slot, explained, records)
 
 
@@ -188,13 +185,19 @@ def _are_topics(
 
 
 def _distinctness(records: Sequence[RecentRecord], own: Sequence[NDArray[np.uint16]]) -> float | None:
-    """How clearly the mixture test would split these records from a regime's own; None if it has too few.
+    """How clearly the mixture test would split these records from a regime's own.
 
-    A regime of many topics explains records of any topic.
+    A regime of many topics explains records of any topic. None if it has too few records, or if these are copies of
+    each other, which are distinct from anything.
     """
-    if len(own) < MIN_PART:
+    if len(own) < MIN_PART or _are_copies(records):
         return None
     return distinctness([record.features.buckets for record in records], own)
+
+
+def _are_copies(records: Sequence[RecentRecord]) -> bool:
+    """Whether at most half of the records are different ones."""
+    return 2 * len({record.features.buckets.tobytes() for record in records}) <= len(records)
 
 
 def _evidence(

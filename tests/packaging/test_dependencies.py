@@ -22,6 +22,7 @@ OPTIONAL = {
     "google": ("registry", "streamlearn/stream/registry.py"),
     "datasets": ("datasets", "connectors/rows.py"),
     "mlflow": ("mlflow", "streamlearn/track.py"),
+    "pandas": ("pandas", "streamlearn/library.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
 """Import name: the extra that installs it, and the only folder that may import it."""

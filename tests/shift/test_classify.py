@@ -131,3 +131,15 @@ def test_records_that_are_distinct_from_the_regimes_own_are_new(
     records = recent(features_of(1, 12, seed=9), 0, start=201, regimes=regimes)
     monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
     assert classify(regimes, records).known == known
+
+
+@pytest.mark.parametrize(("statistic", "known"), [(CLEARLY_DISTINCT - 0.1, True), (CLEARLY_DISTINCT + 0.1, False)])
+def test_records_that_fit_the_segments_regime_are_new_if_clearly_distinct(
+    statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regime whose own records fit it unevenly takes any record for its own by its tokens."""
+    regimes = memory_of((0, 100), max_regimes=4)
+    regimes.change(0, fit_scale=100.0)
+    records = recent(features_of(2, LONG, seed=9), 0, start=201, regimes=regimes)
+    monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
+    assert classify(regimes, records).known == known
