@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamlearn.adapters.presets import HeadLoraConfig
+from streamlearn.adapters.presets import HeadLoraConfig, adapter_bytes, snapshot_bytes
 from streamlearn.export.lora import expert_weights, plain_lora
 
 LINEAR = "model.layers.0.mlp.up_proj"
@@ -44,6 +44,9 @@ def test_one_expert_a_head_is_a_plain_lora(heads: int, rank: int, alpha: float) 
     assert lora.rank == heads * rank
     assert matrices.A_ND.shape == (lora.rank, IN)
     assert matrices.B_ON.shape == (OUT, lora.rank)
+    shapes = {LINEAR: (IN, OUT)}
+    moments = adapter_bytes(config, shapes) * 2 // 3
+    assert matrices.A_ND.nbytes + matrices.B_ON.nbytes + moments == snapshot_bytes(config, shapes)
     expected = looped(weights, config, x_D, torch.ones(heads, 1))
     torch.testing.assert_close(lora.scaling * matrices.B_ON @ (matrices.A_ND @ x_D), expected, rtol=1e-4, atol=1e-4)
 
