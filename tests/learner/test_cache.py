@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from streamlearn.adapters.context import NO_REGIME, Slot
 from streamlearn.adapters.presets import regime_adapter
 from streamlearn.errors import AdapterGoneError, SnapshotError
+from streamlearn.events import Event
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.evaluate import ExampleScore, run_to_end, score
 from streamlearn.learner.learner import Learner
@@ -108,22 +110,19 @@ def test_a_job_sees_the_weights_of_its_start(make_learner: MakeLearner, cached: 
     assert same(after, snapshot(plain))
 
 
-def test_a_full_disk_keeps_adapters_in_memory(
-    cached: Learner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_keeps_adapters_in_memory(cached: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning goes on, the log says so, and the limit holds again once there is room."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, capture_logs() as logs:
         patched.setattr("streamlearn.learner.cache.save_file", full)
         trained(cached, [2])
         trained(cached, [0])
         assert in_memory(cached) == {0, 2, 3}
-        out, err = capsys.readouterr()
-        assert "adapter_not_written" in out + err
-        assert "No space left" in out + err
+        errors = {log["error"] for log in logs if log["event"] == Event.ADAPTER_NOT_WRITTEN}
+        assert errors == {"[Errno 28] No space left on device"}
     trained(cached, [1])
     assert len(in_memory(cached)) == 2
 
