@@ -59,6 +59,8 @@ MIN_RETURN_FIT = -1.5
 """Deviations from the fit of its records. 1 % of a returning regime's means lie below, and 97 % of other regimes'."""
 MIN_OWN_FIT = -0.8
 """The same for records that raised an alarm; bursts of the segment's own regime lie above 0."""
+FAR = 5.0
+"""Times the threshold that an alarm's statistic reaches where the segment's own records hardly do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +86,26 @@ def classify(alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes:
     """
     if alarm.token_change and not _are_copies(alarm.records):  # 1.
         return _classify_token_change(alarm.records, alarm.token_change, here, regimes)
-    likeliest = _likeliest(alarm.records, here, regimes)
+    far = alarm.statistic > FAR * alarm.threshold
+    likeliest = _likeliest(alarm.records, here, regimes, far=far)
     if alarm.records[0].slot == here and (not likeliest.known or likeliest.slot == here):
         unexplained = _unexplained(alarm.records, recent, here, regimes)  # 2.
         if len(unexplained) < MIN_RECORDS:
             return Classification(here, True, unexplained)  # 3.
-        likeliest = _likeliest(unexplained, here, regimes)
+        likeliest = _likeliest(unexplained, here, regimes, far=far)
         if not likeliest.known and _are_topics(unexplained, recent, here, regimes):
             return Classification(here, True, unexplained)  # 4.
     return likeliest
 
 
-def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory) -> Classification:
-    """The regime with the largest score, by tokens and length."""
+def _likeliest(
+    records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory, *, far: bool
+) -> Classification:
+    """The regime with the largest score, by tokens and length.
+
+    `far`: whether they are so far from the segment's that their tokens alone do not make them its own: a regime whose
+    records fit it unevenly takes any.
+    """
     scores = _score(records, regimes)
     slot = int(np.sum([score.scores_R for score in scores], axis=0).argmax())
     profile = regimes[slot]
@@ -104,7 +113,8 @@ def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemo
     fit = float(np.mean([profile.fit(float(score.log_ratios_R[slot]), record.features) for score, record in pairs]))
     distinct = _distinctness(records, profile.exemplars)
     if slot == here:
-        return Classification(slot, fit > MIN_OWN_FIT and (distinct is None or distinct <= CLEARLY_DISTINCT), records)
+        is_other = far and distinct is not None and distinct > CLEARLY_DISTINCT
+        return Classification(slot, fit > MIN_OWN_FIT and not is_other, records)
     explained = fit > MIN_RETURN_FIT and _is_near(records, slot, regimes) and (distinct is None or distinct <= DISTINCT)
     return Classification(slot, explained, records)
 

@@ -10,6 +10,7 @@ from streamlearn.shift.change_tests import Alarm, RecentRecord, TokenChange
 from streamlearn.shift.classify import (
     CLEARLY_DISTINCT,
     DISTINCT,
+    FAR,
     LONG,
     MARGIN,
     PARENT_MARGIN,
@@ -58,8 +59,9 @@ def classify(
     *,
     before: tuple[RecentRecord, ...] = (),
     change: TokenChange | None = None,
+    statistic: float = 9.0,
 ) -> Classification:
-    alarm = Alarm(9.0, 5.0, records, change)
+    alarm = Alarm(statistic, 5.0, records, change)
     return rules.classify(alarm, (*before, *records), 0, regimes)
 
 
@@ -133,13 +135,20 @@ def test_records_that_are_distinct_from_the_regimes_own_are_new(
     assert classify(regimes, records).known == known
 
 
-@pytest.mark.parametrize(("statistic", "known"), [(CLEARLY_DISTINCT - 0.1, True), (CLEARLY_DISTINCT + 0.1, False)])
-def test_records_that_fit_the_segments_regime_are_new_if_clearly_distinct(
-    statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("distinctness", "statistic", "known"),
+    [
+        (CLEARLY_DISTINCT + 0.1, 5.0 * FAR + 1, False),
+        (CLEARLY_DISTINCT - 0.1, 5.0 * FAR + 1, True),
+        (CLEARLY_DISTINCT + 0.1, 5.0 * FAR - 1, True),
+    ],
+)
+def test_records_that_fit_the_segments_regime_are_new_if_distinct_and_far(
+    distinctness: float, statistic: float, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A regime whose own records fit it unevenly takes any record for its own by its tokens."""
     regimes = memory_of((0, 100), max_regimes=4)
     regimes.change(0, fit_scale=100.0)
     records = recent(features_of(2, LONG, seed=9), 0, start=201, regimes=regimes)
-    monkeypatch.setattr(rules, "distinctness", lambda *_: statistic)
-    assert classify(regimes, records).known == known
+    monkeypatch.setattr(rules, "distinctness", lambda *_: distinctness)
+    assert classify(regimes, records, statistic=statistic).known == known
