@@ -98,9 +98,7 @@ def classify(alarm: Alarm, recent: tuple[RecentRecord, ...], here: int, regimes:
     return likeliest
 
 
-def _likeliest(
-    records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory, *, far: bool
-) -> Classification:
+def _likeliest(records: tuple[RecentRecord, ...], here: int, regimes: RegimeMemory, *, far: bool) -> Classification:
     """The regime with the largest score, by tokens and length.
 
     `far`: whether they are so far from the segment's that their tokens alone do not make them its own: a regime whose
