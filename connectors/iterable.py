@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from streamlearn.errors import UsageError
+from streamlearn.errors import SourceError, UsageError
 from streamlearn.stream.position import Gap, OffsetRange, Position, TopicPartition
 from streamlearn.stream.record import Record
 
@@ -39,8 +39,19 @@ class IterableSource:
         identity: Mapping[str, str] | None = None,
         skipped: Sequence[OffsetRange] = (),
     ) -> Position:
+        """Begin at the position; see `Source.seek`.
+
+        Raises:
+            SourceError: it lies before what was read already, as after a rollback.
+        """
         del identity, skipped
-        self._next = position.get(ORIGIN, 0)
+        begin = position.get(ORIGIN, 0)
+        if begin < self._next:
+            raise SourceError(
+                f"the records from {begin} on must be read again, and those up to {self._next} came from an iterable, "
+                f"which cannot be: open the learner again and pass it the records from {begin} on"
+            )
+        self._next = begin
         return Position({ORIGIN: self._next})
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:

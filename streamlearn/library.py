@@ -57,9 +57,9 @@ class Update:
     """Updates made so far, this one included."""
     loss: float | None
     """Prequential loss: of the batch before it was learned, nats per learned token; None if all of it was held out."""
-    regime: int
-    """Number of the regime of its last record."""
-    regimes: tuple[int, ...]
+    regime: int | None
+    """Number of the regime of its last record; None if it is no longer remembered."""
+    regimes: tuple[int | None, ...]
     """The same of each record."""
     shift: ShiftStatus | None
     """The shift that was acted on before it, the last one if there were several; the first regime is none."""
@@ -286,7 +286,8 @@ class Learner:
 
         Raises:
             UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
-            SourceError: the configured source cannot be read.
+            SourceError: the configured source cannot be read; or updates stayed non-finite, and records of an iterable
+                would have to be read again.
             DivergedError: updates are still not finite after a rollback.
         """
         daemon, observer = self._daemon, self._observer
@@ -299,8 +300,7 @@ class Learner:
             for batch in daemon.batches():
                 observer.shift = None
                 step = daemon.advance(batch)
-                numbers = self._components.adaptation.numbers
-                regimes = tuple(numbers[slot] for slot in batch.slots)
+                regimes = tuple(map(self._components.adaptation.numbers.get, batch.slots))
                 update = _update(daemon.learner.number, step, regimes, observer.shift)
                 bar.update(len(regimes))
                 if update.loss is not None:
@@ -471,6 +471,8 @@ class _Observer:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
+        self._state: Any = None
+        """transformers' state while `learn` is under way for the first time, and after; None before."""
         self.shift: ShiftStatus | None = None
         """The newest shift since it was set to None."""
 
@@ -500,6 +502,8 @@ class _Observer:
         self._call("on_train_end")
 
     def _call(self, method: str, **values: Any) -> None:
+        if self._state is None:
+            return
         for callback in self._callbacks:
             if hasattr(callback, method):
                 getattr(callback, method)(None, self._state, self._control, **values)
@@ -514,11 +518,10 @@ class _Observer:
 
     def on_snapshot(self, info: SnapshotInfo) -> None:
         del info
-        if self._callbacks and hasattr(self, "_state"):
-            self._call("on_save")
+        self._call("on_save")
 
 
-def _update(step: int, done: Step | None, regimes: tuple[int, ...], shift: ShiftStatus | None) -> Update:
+def _update(step: int, done: Step | None, regimes: tuple[int | None, ...], shift: ShiftStatus | None) -> Update:
     if done is None:
         return Update(step, None, regimes[-1], regimes, shift, len(regimes), 0)
     return Update(step, done.loss, regimes[-1], regimes, shift, len(regimes), done.tokens, done.refusal)

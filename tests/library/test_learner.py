@@ -21,7 +21,7 @@ from benchmarks.daemon import without_http
 from streamlearn import Learner, Update
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import ConfigError, SnapshotError, StateLockedError, UsageError
+from streamlearn.errors import ConfigError, SnapshotError, SourceError, StateLockedError, UsageError
 from streamlearn.jobs.queue import ExampleError
 from streamlearn.settings import Settings
 from streamlearn.status import UnknownRegimeError
@@ -228,6 +228,16 @@ def test_an_error_of_the_iterable_loses_no_record(make: Make) -> None:
         list(parts.learn(failing()))
     list(parts.learn(rows(14, first=6)))
     assert_equal(everything(parts), everything(whole))
+
+
+def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three updates that are not finite go back to the snapshot, and what was read since cannot be read again."""
+    learner = make()
+    stream = learner.learn(rows(40))
+    next(stream)
+    monkeypatch.setattr(type(learner._components.learner), "_clip", lambda _: torch.tensor(torch.nan))
+    with pytest.raises(SourceError, match=r"the records from 0 on must be read again"):
+        list(stream)
 
 
 @pytest.mark.parametrize(
