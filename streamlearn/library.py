@@ -32,7 +32,7 @@ from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
-from streamlearn.model_files import newest_revision
+from streamlearn.model_files import pinned
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
@@ -548,9 +548,7 @@ def _located(model: str, revision: str | None = None) -> dict[str, str]:
     Raises:
         ConfigError: no commit of a hub id is known here, and the hub cannot be asked.
     """
-    if model.startswith("builtin:"):
-        return {"model": model}
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        return {"model": str(folder.resolve())}
-    return {"model": model, "revision": revision or newest_revision(model)}
+    name = str(folder.resolve()) if folder.is_dir() else model
+    commit = pinned(name, revision)
+    return {"model": name} if commit is None else {"model": name, "revision": commit}

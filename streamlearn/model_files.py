@@ -83,14 +83,14 @@ def pinned(model: str, revision: str | None = None) -> str | None:
     """Return the commit of a hub id, `revision` or else the newest; None for a builtin model or a folder.
 
     Raises:
-        ConfigError: see `newest_revision`.
+        ConfigError: the name is no hub id, or the hub cannot be asked.
     """
     if model.startswith("builtin:") or Path(model).expanduser().is_dir():
         return None
-    return revision or newest_revision(model)
+    return revision or _newest_revision(model)
 
 
-def newest_revision(model: str) -> str:
+def _newest_revision(model: str) -> str:
     """Return the commit of a hub id's branch `main`: of the copy on this machine, or else as the hub knows it.
 
     Raises:
