@@ -195,25 +195,27 @@ class Regimes:
                 self.by_slot[slot].status = None
         if shift.parent is None:
             state.current = shift.slot
-        report = replace(report, **self._describe(shift))
+        report = self._describe(report)
         self._declare(report)
         return report
 
-    def _describe(self, shift: Shift) -> dict[str, tuple[str, ...]]:
-        """What tells the records of a shift's regime from those of the regime before it, for people."""
+    def _describe(self, report: ShiftReport) -> ShiftReport:
+        """Add what tells the records of a shift's regime from those of the regime before it, for people."""
+        shift, monitor = report.shift, self.monitor
         before = slot_of(self.by_slot, shift.previous if shift.parent is None else shift.parent)
-        first = self.monitor.first_records(shift.slot)
+        first = monitor.first_records(shift.slot)
         later = [example for _, example in first]
-        described = {"typical_records": tuple(str(first[i][0]) for i in self.monitor.typical_records(later))}
+        report = replace(report, typical_records=tuple(str(first[i][0]) for i in monitor.typical_records(later)))
         if before is None or before == shift.slot:
-            return described
+            return report
         kept, earlier = self.by_slot[before].holdouts.records, self.examples(before)
-        typical = [kept[i].id for i in self.monitor.typical_records(earlier)]
-        return described | {
-            "typical_records_before": tuple(id_ for id_ in typical if id_),
-            "tokens_came": self._words(self.monitor.characteristic_tokens(shift.slot, before, later)),
-            "tokens_went": self._words(self.monitor.characteristic_tokens(before, shift.slot, earlier)),
-        }
+        typical = [kept[i].id for i in monitor.typical_records(earlier)]
+        return replace(
+            report,
+            typical_records_before=tuple(id_ for id_ in typical if id_),
+            tokens_came=self._words(monitor.characteristic_tokens(shift.slot, before, later)),
+            tokens_went=self._words(monitor.characteristic_tokens(before, shift.slot, earlier)),
+        )
 
     def _words(self, places: Sequence[Place]) -> tuple[str, ...]:
         """The words that the first tokens are part of, each once."""

@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """A token in a record."""
 
     tokens_T: NDArray[np.int32]
-    index: int
+    at: int
 
 
 def characteristic_tokens(
@@ -56,10 +56,10 @@ def characteristic_tokens(
 
 def word_at(place: Place, to_text: Callable[[Sequence[int]], str]) -> str:
     """The word that a token is part of; empty where it is part of none."""
-    first = max(place.index - MAX_PIECES, 0)
-    tokens: list[int] = place.tokens_T[first : place.index + MAX_PIECES + 1].tolist()
+    first = max(place.at - MAX_PIECES, 0)
+    tokens: list[int] = place.tokens_T[first : place.at + MAX_PIECES + 1].tolist()
     texts = [to_text(tokens[:number]) for number in range(len(tokens) + 1)]
-    start, end = len(texts[place.index - first]), len(texts[place.index - first + 1])
+    start, end = len(texts[place.at - first]), len(texts[place.at - first + 1])
     words = [word for word in _WORD.finditer(texts[-1]) if word.start() < end and word.end() > start]
     return max((word.group() for word in words), key=len, default="")
 

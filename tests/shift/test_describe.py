@@ -40,7 +40,7 @@ def test_tokens_of_one_regime_are_named_and_what_both_have_is_not() -> None:
     places = characteristic_tokens(
         frequency(*([token % NUM_BUCKETS for token in row] for row in own)), frequency(*[[9, 3]] * 10), inputs(*own[:2])
     )
-    assert [(place.tokens_T[place.index], place.index) for place in places] == [(7 + NUM_BUCKETS, 1), (8, 2)]
+    assert [(place.tokens_T[place.at], place.at) for place in places] == [(7 + NUM_BUCKETS, 1), (8, 2)]
 
 
 def test_a_token_that_only_shares_a_bucket_is_not_named() -> None:
