@@ -1,7 +1,7 @@
 """Features of the bundled sample as SmolLM2-135M-Instruct sees it: its tokenizer, and its table of token embeddings.
 
-`python -m tests.shift.sample_features FOLDER` computes them with the model in a folder and writes `sample_features.npz`,
-so that the tests need no model.
+`python -m tests.shift.sample_features FOLDER` computes them with the model in a folder and writes them to
+`sample_features.npz`, so that the tests need no model.
 """
 
 import sys
