@@ -6,10 +6,12 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     field_validator,
     model_validator,
 )
@@ -147,6 +149,13 @@ class LogSettings(Section):
     """Output format; auto is console on a terminal and JSON elsewhere."""
 
 
+def _share(value: object) -> object:
+    """A percentage as the share that it is."""
+    if isinstance(value, str) and value.endswith("%"):
+        return float(value[:-1]) / 100
+    return value
+
+
 class GatewaySettings(ListenSettings):
     """A gateway in front of model servers."""
 
@@ -155,8 +164,14 @@ class GatewaySettings(ListenSettings):
 
     published: Path
     """The published folder."""
-    upstreams: ServerUrls
+    upstreams: Annotated[tuple[str, ...], AfterValidator(server_urls)] = ()
     """URLs of the model servers, without /v1."""
+    upstream_dns: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$")] | None = None
+    """HOST:PORT of further model servers, one at each address of the host, over plain HTTP."""
+    on_demand: bool = False
+    """Whether model servers load a published version when it is asked for, so that they need not list it."""
+    canary: Annotated[float, BeforeValidator(_share), Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the requests that the newest publication gets, such as 10%; the one before it gets the others."""
     port: int = Field(default=8084, ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
     max_body_bytes: PositiveInt = 4 << 20
@@ -171,10 +186,23 @@ class GatewaySettings(ListenSettings):
     """Maximum time for which a stopping gateway finishes requests."""
 
     @model_validator(mode="after")
+    def _has_upstreams(self) -> Self:
+        if not self.upstreams and self.upstream_dns is None:
+            raise ValueError("give --upstream URL, --upstream-dns HOST:PORT, or both")
+        return self
+
+    @model_validator(mode="after")
     def _upstream_token_is_protected(self) -> Self:
         if self.upstream_token_file is not None and not self.allow_plaintext:
-            check_token("upstream_token_file", self.upstreams, "give --allow-plaintext")
+            found_by_dns = () if self.upstream_dns is None else (f"http://{self.upstream_dns}",)
+            check_token("upstream_token_file", (*self.upstreams, *found_by_dns), "give --allow-plaintext")
         return self
+
+    @property
+    def dns(self) -> tuple[str, int] | None:
+        """Host and port of `upstream_dns`."""
+        host, _, port = (self.upstream_dns or "").partition(":")
+        return (host, int(port)) if port else None
 
 
 class VllmSettings(Section):
