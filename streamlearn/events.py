@@ -10,10 +10,13 @@ import sys
 import warnings
 from contextlib import suppress
 from enum import StrEnum
+from io import StringIO
 from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
+
+from streamlearn.errors import without_credentials
 
 
 class Event(StrEnum):
@@ -124,7 +127,7 @@ _WARNED = ("warning", "error", "critical", "exception")
 
 
 def _warn(event: str, **fields: object) -> None:
-    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    details = without_credentials(", ".join(f"{name}={value}" for name, value in fields.items()))
     warnings.warn(f"{event.replace('_', ' ')}: {details}", RuntimeWarning, stacklevel=3)
 
 
@@ -148,13 +151,14 @@ def configure_logging(
         structlog.processors.StackInfoRenderer(),
     ]
     if console:
-        plain = structlog.dev.plain_traceback
-        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain))
+        shared.append(_without_credentials)
+        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=_print_traceback))
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(
             show_locals=False
         )  # local variables may hold records and secrets
         shared.append(structlog.processors.ExceptionRenderer(frames))
+        shared.append(_without_credentials)
         shared.append(structlog.processors.JSONRenderer(serializer=_to_json))
     structlog.configure(
         processors=shared,
@@ -162,6 +166,25 @@ def configure_logging(
         logger_factory=lambda *_: _Lines(target),
         cache_logger_on_first_use=False,
     )
+
+
+def _without_credentials(_logger: Any, _method: str, event: Any) -> Any:
+    return {key: _shown(value) for key, value in event.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A field of an event as it may be shown: no URL in it has credentials."""
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, dict):
+        return {key: _shown(inner) for key, inner in value.items()}
+    return [_shown(inner) for inner in value] if type(value) in (list, tuple) else value
+
+
+def _print_traceback(stream: TextIO, exc_info: Any) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(without_credentials(text.getvalue()))
 
 
 class _Lines(structlog.PrintLogger):

@@ -42,6 +42,7 @@ from streamlearn.errors import (
     SourceError,
     StateLockedError,
     StreamlearnError,
+    without_credentials,
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
@@ -133,7 +134,7 @@ class Doctor:
                 self._failed.add(name)
                 yield Finding(name, Level.FAILED, str(error), error.exit_code)
             else:
-                yield Finding(name, level, text)
+                yield Finding(name, level, without_credentials(text))
 
     def _clock(self) -> tuple[Level, str]:
         now = time.time()  # noqa: TID251 - warns that the clock is not set

@@ -17,7 +17,7 @@ OPTIONS = {"published": Path("p"), "upstreams": ("http://10.0.0.1:8000",)}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"upstreams": ("10.0.0.1",)}, "upstreams expected http://HOST:PORT"),
+        ({"upstreams": ("10.0.0.1",)}, "upstreams: expected http://HOST:PORT"),
         ({"host": "0.0.0.0"}, "not a loopback address"),  # noqa: S104
         ({"tls_certfile": Path("c")}, "tls_certfile and tls_keyfile belong together"),
     ],

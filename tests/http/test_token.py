@@ -93,9 +93,10 @@ def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path
     ("content", "mode", "message"),
     [
         (TOKEN, 0o640, "readable by its owner only, found mode 640"),
-        ("short", 0o600, "at least 32 printable characters without spaces, found 5"),
+        ("short", 0o600, "at least 32 printable ASCII characters without spaces, found 5"),
         ("a b" * 20, 0o600, "without spaces"),
-        ("é" * 40, 0o600, "cannot be read"),
+        ("é" * 40, 0o600, "printable ASCII"),
+        ("\n" + TOKEN, 0o600, "in the first line, found nothing"),
         (None, 0o600, "cannot be read"),
     ],
 )
