@@ -83,7 +83,8 @@ def _trusting(cafile: Path | None, setting: str) -> ssl.SSLContext:
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     try:
-        check_secret_file(key or certificate)
+        if key is not None:
+            check_secret_file(key)
         context.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL prompts for an encrypted key
     except ConfigError as error:
         raise CredentialsError(f"ssl.keyfile: {error}") from error

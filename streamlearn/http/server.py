@@ -178,7 +178,8 @@ def tls_context(listener: Listener) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        check_secret_file(listener.tls_keyfile or listener.tls_certfile)
+        if listener.tls_keyfile is not None:
+            check_secret_file(listener.tls_keyfile)
         context.load_cert_chain(listener.tls_certfile, listener.tls_keyfile, password="")
     except OSError as error:
         raise ConfigError(

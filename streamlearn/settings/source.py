@@ -214,7 +214,8 @@ class JsonlSettings(Section):
     """A JSONL file as a stream: one record per line, gzip if the name ends in .gz."""
 
     path: Path
-    """Path of the file, relative to the configuration file."""
+    """Path of the file, relative to the configuration file. A restart continues in a file of the same name and first
+    line; one of another name is read from its beginning."""
     follow: bool = False
     """Whether to wait for appended lines at the end of the file instead of stopping; not with gzip."""
     poll_interval_s: Seconds = 0.2

@@ -1,6 +1,7 @@
 """Secrets appear in no output: no refused configuration, log, response, file or traceback."""
 
 import base64
+import re
 import stat
 import traceback
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from pydantic import BaseModel, TypeAdapter
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from connectors.kafka.security import secure_options
 from connectors.kafka.source import KafkaSource
 from connectors.open import open_dead_letters, open_source
 from streamlearn.cli.main import app
-from streamlearn.errors import ConfigError, SourceError, StreamlearnError
+from streamlearn.errors import ConfigError, CredentialsError, SourceError, StreamlearnError
 from streamlearn.settings import Settings, fingerprint, load, section_type
 from streamlearn.settings.values import merged
 from streamlearn.stream.position import Position
@@ -205,6 +207,53 @@ def test_no_message_shows_the_credentials_of_a_url(
             if isinstance(done.exception, ConfigError):
                 break  # the others refuse it likewise
         assert not [output for output in outputs if shows(output)]
+
+
+SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "allow_plaintext": True}
+BESIDE: dict[str, dict[str, Any]] = {
+    "sasl_plain_password_file": {**SASL, "sasl.mechanism": "SCRAM-SHA-256", "sasl.plain.username": "u"},
+    "sasl_oauthbearer_client_secret_file": {
+        **SASL,
+        "sasl.oauthbearer.token.endpoint.url": "http://[::1]:9/",
+        "sasl.oauthbearer.client.id": "c",
+    },
+    "sasl_oauthbearer_token_file": SASL,
+    "ssl_keyfile": {"security.protocol": "SSL", "ssl.certfile": "cert.pem"},
+    "tls_keyfile": {"tls_certfile": "cert.pem"},
+    "password_file": {"username": "u"},
+}
+"""What a file with a secret needs in its section."""
+SECRET_FILES = [path for path, _ in texts(Settings) if re.search(r"(password|secret|token|key)_?file$", path[-1])]
+
+
+@pytest.mark.parametrize("path", SECRET_FILES, ids=".".join)
+def test_every_file_with_a_secret_is_refused_if_others_may_read_it(
+    path: tuple[str, ...], backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one rule."""
+    monkeypatch.setattr("streamlearn.cli.doctor.PATIENCE_S", 0.1)
+    assert len(SECRET_FILES) == 11
+    (tmp_path / "records.jsonl").write_bytes(b'{"prompt": "say", "completion": " it"}\n' * 3)
+    for name in ("secret", "cert.pem"):
+        (tmp_path / name).write_text(CANARY)
+    (tmp_path / "secret").chmod(0o644)
+    values: Any = {**BESIDE.get(path[-1], {}), path[-1]: "secret"}
+    for name in reversed(path[:-1]):
+        values = {name: {**NEEDED.get(name, {}), **values}} if name in NEEDED else {name: values}
+    source = "kafka" if "kafka" in path else "jsonl"
+    tree = {"source": {source: NEEDED[source]}, "backbone": {"model": str(backbone)}, "adapter": {"num_heads": 4}}
+    tree |= {"serve": {"port": 0}, "records": {"framing": "confluent"} if "registry" in path else {}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(merged(tree, values)))
+    if source == "kafka":
+        kafka = load(tmp_path / "config.yaml").source.kafka
+        assert kafka is not None
+        with pytest.raises(
+            CredentialsError, match=r"secret: expected a file readable by its owner only, found mode 644"
+        ):
+            secure_options(kafka)
+    else:
+        done = CliRunner().invoke(app, ["doctor", "--config", str(tmp_path / "config.yaml"), "--json"])
+        assert "secret: expected a file readable by its owner only, found mode 644" in done.output
 
 
 @pytest.mark.parametrize("style", ["console", "json"])
