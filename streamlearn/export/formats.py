@@ -19,6 +19,7 @@ from streamlearn.backbone.lora import CONFIG, WEIGHTS, PlainLora, StartLora, fro
 from streamlearn.errors import ConfigError, PublicationError, SnapshotMismatchError, UsageError
 from streamlearn.settings import BackboneSettings
 from streamlearn.snapshot.parts import Snapshot
+from streamlearn.status import SliceScore
 
 Format = Literal["peft", "gguf"]
 """A folder that PEFT loads, or an adapter of llama.cpp."""
@@ -88,6 +89,8 @@ class ExportedRegime:
     """Whether experts among which tokens choose were replaced by their mean."""
     losses: HoldoutLosses | None
     """None where they were not measured."""
+    canaries: tuple[SliceScore, ...] = ()
+    """By slice; empty where they were not measured."""
 
     @property
     def fidelity(self) -> str:
@@ -252,7 +255,7 @@ one distribution, found by the learner.
 | LoRA | rank {exported.rank}, alpha {exported.alpha:g}, on {exported.num_linears} linear layers |
 | fidelity | {exported.fidelity} |{begins}
 
-{_losses(exported)}## Use
+{_losses(exported)}{_canaries(exported)}## Use
 
 {_usage(exported)}"""
 
@@ -269,6 +272,22 @@ def _losses(exported: ExportedRegime) -> str:
 | this export | {losses.exported:.4f} |
 | the daemon | {losses.daemon:.4f} |
 | {name} | {losses.backbone:.4f} |
+
+"""
+
+
+def _canaries(exported: ExportedRegime) -> str:
+    if not exported.canaries:
+        return ""
+    rows = [
+        f"| {row.slice.replace('|', '/')} | {row.records} | {row.loss:.4f} | {row.backbone_loss:.4f} |"
+        for row in exported.canaries
+    ]
+    return f"""On canaries, records from outside the stream:
+
+| slice | records | loss, nats per token | backbone's |
+|---|---|---|---|
+{chr(10).join(rows)}
 
 """
 
