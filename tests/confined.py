@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARENTS = ("/etc", "/opt", "/run", "/var/lib", "/var/cache")
-"""Folders that mounts lie in; what the machine has there, except in /etc, is hidden."""
+HIDDEN = ("/opt", "/root", "/run", "/var/lib", "/var/cache")
+"""Folders of which a command sees what is mounted only."""
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0
     or shutil.which("unshare") is None
     or subprocess.run(
-        ["unshare", "--mount", "mount", "--make-rprivate", "/"], capture_output=True, check=False
+        ["unshare", "--mount", "--net", "ip", "link", "set", "lo", "up"], capture_output=True, check=False
     ).returncode
     != 0,
     reason="mounts and another user need root",
@@ -36,7 +36,7 @@ def run_confined(
     writable: Collection[str] = (),
     timeout_s: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end on a file system that is read-only except for `writable` and an empty /tmp.
+    """Run a command to its end, with loopback only, on a file system that is read-only but for `writable` and /tmp.
 
     Args:
         command: As the unit or image has it.
@@ -48,15 +48,19 @@ def run_confined(
         writable: Mounts that it may write to.
         timeout_s: Time after which it is killed.
     """
-    script = ["set -e", "mount --make-rprivate /", "mount -t tmpfs tmpfs /mnt", "mkdir /mnt/upper /mnt/work"]
+    script = ["set -e", "umask 022", "mount --make-rprivate /", "ip link set lo up", "mount -t tmpfs tmpfs /mnt"]
+    script += ["mkdir /mnt/upper /mnt/work"]
+    for number, source in enumerate(mounts.values()):  # some lie in folders that are hidden below
+        made = f"mkdir /mnt/{number}" if source.is_dir() else f"touch /mnt/{number}"
+        script += [made, f"mount --bind {shlex.quote(str(source))} /mnt/{number}"]
     script.append("mount -t overlay overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work /etc")
-    script += [f"mount -t tmpfs -o mode=755 tmpfs {parent}" for parent in PARENTS[1:]]
-    for path, source in mounts.items():
-        place, origin = shlex.quote(path), shlex.quote(str(source))
+    script += [f"mount -t tmpfs -o mode=755 tmpfs {parent}" for parent in HIDDEN]
+    for number, (path, source) in enumerate(mounts.items()):
+        place = shlex.quote(path)
         made = f"mkdir -p {place}" if source.is_dir() else f"mkdir -p $(dirname {place}) && touch {place}"
-        script += [made, f"mount --bind {origin} {place}"]
+        script += [made, f"mount --bind /mnt/{number} {place}"]
         script += [] if path in writable else [f"mount -o remount,ro,bind {place}"]
-    script += [f"mount -o remount,ro{',bind' if parent == '/' else ''} {parent}" for parent in ("/", *PARENTS)]
+    script += [f"mount -o remount,ro {parent}" for parent in ("/etc", *HIDDEN)] + ["mount -o remount,ro,bind /"]
     script += ["mount -t tmpfs -o mode=1777 tmpfs /tmp", "cd /", f"umask {umask}"]
     whole = {**environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     user = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}", "--clear-groups", "--no-new-privs"]
@@ -64,7 +68,7 @@ def run_confined(
     settings = [f"{name}={value}" for name, value in whole.items()]
     script.append("exec " + shlex.join([*user, "env", "-i", *settings, *command]))
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", "\n".join(script)],
+        ["unshare", "--mount", "--net", "sh", "-c", "\n".join(script)],
         capture_output=True,
         text=True,
         check=False,
@@ -74,5 +78,5 @@ def run_confined(
 
 
 def installed() -> dict[str, Path]:
-    """Mount of this environment's programs where the shipped files have them."""
-    return {"/opt/streamlearn": Path(sys.prefix)}
+    """Mounts of this environment's programs where the shipped files have them, and of its Python."""
+    return {"/opt/streamlearn": Path(sys.prefix), sys.base_prefix: Path(sys.base_prefix)}

@@ -1,4 +1,4 @@
-"""Every unit, image and compose service that ships starts, with exactly its environment, user, file modes and mounts.
+"""Every unit, image, compose service and pod that ships starts, with exactly its environment, user, modes and mounts.
 
 The files themselves are read: what they say is not repeated here. Only the configuration is a small one, of a file.
 """
@@ -15,6 +15,7 @@ import yaml
 
 from streamlearn.settings import load
 from tests.confined import installed, needs_root, run_confined
+from tests.connectors.kafka.secured import Authority
 from tests.doubles import tiny_backbone
 from tests.systemd.test_unit import service_of
 
@@ -185,3 +186,65 @@ def test_every_compose_service_of_the_image_starts(name: str, tmp_path: Path) ->
     instead = {"run": ["check-config", *arguments], "feed": ["feed", *arguments, "--dry-run", "--records", "3"]}
     said = start_image(instead[verb], mounts, tmp_path, **service.get("environment", {}))
     assert "valid" in said if verb == "run" else "3 records" in said
+
+
+def linked(folder: Path, files: dict[str, bytes], mode: int, gid: int = 0) -> Path:
+    """A folder as a kubelet mounts a ConfigMap or Secret: files of root, each a link into a folder with a date."""
+    own = folder / "..2026_01_01_00_00_00.111"
+    own.mkdir(parents=True)
+    (folder / "..data").symlink_to(own.name)
+    for name, content in files.items():
+        (own / name).write_bytes(content)
+        (own / name).chmod(mode)
+        os.chown(own / name, 0, gid)
+        (folder / name).symlink_to(f"..data/{name}")
+    return folder
+
+
+@needs_root
+def test_the_pod_learns_to_the_end(etc: Path, tmp_path: Path) -> None:
+    """Its own configuration but for the source, the backbone and the stream: with TLS and a token of the Secret."""
+    folder = ROOT / "configs/kubernetes"
+    pod = yaml.safe_load((folder / "statefulset.yaml").read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+    [container], user = pod["containers"], pod["securityContext"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    small = yaml.safe_load((etc / "config.yaml").read_text())
+    config = {key: value for key, value in config.items() if key != "dead_letters"} | {
+        key: small[key] for key in ("source", "stream", "backbone")
+    }
+    config["source"]["jsonl"]["path"] = f"{ETC}/small/records.jsonl"
+    config["backbone"]["model"] = f"{ETC}/small/backbone"
+    certificate, key = Authority(tmp_path / "authority").issue("streamlearn")
+    names = [
+        Path(name).name
+        for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["secretGenerator"][0]["files"]
+    ]
+    contents = {".crt": certificate.read_bytes(), ".key": key.read_bytes()}
+    secret = {name: contents.get(Path(name).suffix, SECRET.encode()) for name in names}
+    volumes = {
+        "config": linked(tmp_path / "config", {"config.yaml": yaml.safe_dump(config).encode()}, 0o644),
+        "state": owned(tmp_path / "state", user["runAsUser"], 0o770),
+    }
+    for volume in pod["volumes"]:
+        if "secret" in volume:
+            mode = volume["secret"]["defaultMode"]
+            volumes[volume["name"]] = linked(tmp_path / "secret", secret, mode, user["fsGroup"])
+    mounts = {
+        mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"] if mount["name"] != "tmp"
+    }
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    environ, _, _, entrypoint, _ = image()
+    environ |= {one["name"]: one.get("value", "10.0.0.7") for one in container["env"]}
+    environ = {name: value.replace("$(POD_IP)", "10.0.0.7") for name, value in environ.items()}
+    environ |= {f"STREAMLEARN_{name}": "tcp://10.96.14.3:8083" for name in ("PORT", "PORT_8083_TCP", "SERVICE_HOST")}
+    ended = run_confined(
+        [f"/opt/streamlearn/bin/{entrypoint[0]}", *container["args"]],
+        environ,
+        {**installed(), f"{ETC}/small": etc, **mounts},
+        uid=user["runAsUser"],
+        gid=user["runAsGroup"],
+        writable=writable,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert [path.name for path in (volumes["state"] / "state/snapshots").glob("0*")]
