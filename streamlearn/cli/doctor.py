@@ -154,6 +154,7 @@ class Doctor:
         shape = self._shape = outline(self.settings.backbone, self.settings.adapter)
         self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
+        decoder_of(self.settings, load_preprocessing(self.settings.backbone, shape))  # template, registry
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
 
     def _publishing(self) -> tuple[Level, str]:
