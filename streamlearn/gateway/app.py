@@ -42,6 +42,7 @@ MAX_PROMPTS = 128
 MAX_TOKEN = (1 << 31) - 1
 MAX_CONNECTIONS = 400  # each may wait minutes; twice that in sockets is below the usual limit of 1024 open files
 RETRY_AFTER_S = 2
+FORWARDED = ("traceparent", "tracestate", "x-request-id")
 
 
 def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "") -> Starlette:
@@ -68,6 +69,7 @@ def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "
         lifespan=gateway.lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.max_body_bytes = settings.max_body_bytes
     return app
 
 
@@ -128,11 +130,12 @@ class _Gateway:
             label = target.unversioned
             headers = answer_headers(target.model, target.regime, target.score)
             headers["x-streamlearn-publication"] = str(loaded.publication.sequence)
-            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}))
+            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}), _forwarded(request))
             answer = await while_connected(request.receive, work)
         except ApiError as error:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))
             raise
+        headers = {**answer.headers, **headers}
         if not isinstance(answer, EventStream):
             self._count(label, _outcome(answer.status))
             return Response(answer.body, answer.status, {**headers, "content-type": answer.content_type})
@@ -209,6 +212,12 @@ def _fields(body: bytes) -> dict[str, Any]:
     if not isinstance(fields.get("model"), str):
         raise _invalid("model", "model must be the name of a model; GET /v1/models lists them")
     return fields
+
+
+def _forwarded(request: Request) -> dict[str, str]:
+    """The headers that a model server gets: those that identify a request and its trace."""
+    values = {name: ",".join(request.headers.getlist(name)) for name in FORWARDED if name in request.headers}
+    return {name: value for name, value in values.items() if value.isascii()}
 
 
 def _body(fields: dict[str, Any]) -> bytes:
@@ -290,5 +299,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ApiError):
         return error.response(path)
     if isinstance(error, HTTPException):
-        return from_http(request, error, body_limit="--max-body-bytes").response(path)
+        return from_http(request, error, body_limit=f"{request.app.state.max_body_bytes:,} bytes").response(path)
     return internal_error().response(path)  # uvicorn logs the traceback

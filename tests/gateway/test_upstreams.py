@@ -52,7 +52,7 @@ def test_what_every_server_fails_is_503_with_retry_after(
 
 
 def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
-    upstreams[0].models.discard("streamlearn-regime-1@184")
+    upstreams[0].models.discard("streamlearn-regime-1@184-5d3c1f")
     wait_until(lambda: metric(client, "upstream_models") == 7, "the poll")
     for _ in range(5):
         assert ask(client, "a", model="streamlearn-regime-1").status_code == 200
@@ -62,7 +62,7 @@ def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstre
 def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """Never another version, nor the backbone under its name."""
     for upstream in upstreams:
-        upstream.models.discard("streamlearn-regime-1@184")
+        upstream.models.discard("streamlearn-regime-1@184-5d3c1f")
     wait_until(lambda: metric(client, "upstream_models") == 6, "the poll")
     answer = ask(client, "a", model="streamlearn-regime-1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
@@ -211,7 +211,7 @@ async def outcome_after(parts: list[bytes], num_read: int) -> Outcome:
         for part in parts[1:]:
             yield part
 
-    stream = EventStream(Upstream("http://127.0.0.1", timeout_s=1.0), parts[0], rest(), AsyncExitStack())
+    stream = EventStream(Upstream("http://127.0.0.1", timeout_s=1.0), parts[0], rest(), {}, AsyncExitStack())
     passed = stream.parts()
     for _ in range(num_read):
         await anext(passed)
