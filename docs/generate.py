@@ -1,4 +1,4 @@
-"""What is generated: the documentation of every setting and every Prometheus metric, and the JSON Schema of settings.
+"""Generated files: documentation of settings and metrics, the JSON Schema of settings, the rules for Kubernetes.
 
 python docs/generate.py
 """
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, get_args, get_origin
 
 from prometheus_client import CollectorRegistry
@@ -24,6 +25,8 @@ from streamlearn.settings.source import KafkaSettings
 from streamlearn.status import Phase, PublicationStatus, Status, TrackerStatus
 
 BEGIN, END = "<!-- reference -->\n", "<!-- /reference -->"
+CONFIGS = Path(__file__).parents[1] / "configs"
+PROMETHEUS_RULE = CONFIGS / "kubernetes" / "prometheusrule.yaml"
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
@@ -123,9 +126,7 @@ def daemon_registry() -> CollectorRegistry:
 
 def gateway_registry() -> CollectorRegistry:
     """Metrics of a gateway without model servers."""
-    metrics = GatewayMetrics()
-    metrics.watch(())
-    return metrics.registry
+    return GatewayMetrics().registry
 
 
 def families(collectors: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
@@ -149,6 +150,16 @@ def metrics_reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def prometheus_rule() -> str:
+    """The alert rules, as the resource that the Prometheus operator reads."""
+    rules = (CONFIGS / "monitoring" / "alerts.yaml").read_text(encoding="utf-8")
+    head = (
+        "# Generated from ../monitoring/alerts.yaml by python docs/generate.py\napiVersion: monitoring.coreos.com/v1\n"
+    )
+    groups = rules[rules.index("groups:\n") :]
+    return f"{head}kind: PrometheusRule\nmetadata:\n  name: streamlearn\nspec:\n{indent(groups, '  ')}"
+
+
 PAGES = {"configuration.md": settings_reference, "metrics.md": metrics_reference}
 
 
@@ -163,3 +174,4 @@ if __name__ == "__main__":
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(BEGIN + block(text) + END, BEGIN + reference() + END), encoding="utf-8")
     SCHEMA.write_text(settings_schema(), encoding="utf-8")
+    PROMETHEUS_RULE.write_text(prometheus_rule(), encoding="utf-8")

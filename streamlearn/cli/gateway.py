@@ -58,7 +58,8 @@ def _serve(settings: GatewaySettings, signals: StopSignals) -> None:
     server = HttpServer(app, listener, max_connections=MAX_CONNECTIONS, grace_s=settings.stop_timeout_s)
     signals.call_on_signal(stop)
     with server:
-        _log.info(Event.GATEWAY_STARTED, published=str(settings.published), upstreams=settings.upstreams)
+        upstreams = [*settings.upstreams, *filter(None, [settings.upstream_dns])]
+        _log.info(Event.GATEWAY_STARTED, published=str(settings.published), upstreams=upstreams)
         while not stopping.wait(CHECK_S):
             if not server.is_running:
                 raise StreamlearnError("the HTTP server of the gateway ended by itself; see the log")

@@ -213,8 +213,17 @@ def gateway(
         Path, typer.Option(help="The published folder.", show_default=False, metavar="FOLDER", file_okay=False)
     ],
     upstream: Annotated[
-        list[str], typer.Option(help="URL of a model server; may be repeated.", show_default=False, metavar="URL")
-    ],
+        list[str] | None, typer.Option(help="URL of a model server; may be repeated.", metavar="URL")
+    ] = None,
+    upstream_dns: Annotated[
+        str | None, typer.Option(help="Model servers at every address of a host.", metavar="HOST:PORT")
+    ] = None,
+    on_demand: Annotated[
+        bool, typer.Option("--on-demand", help="Model servers load a published version when it is asked for.")
+    ] = False,
+    canary: Annotated[
+        str, typer.Option(help="Share of requests that the newest publication gets.", metavar="PERCENT")
+    ] = "100%",
     host: Annotated[
         str, typer.Option(help="Address to bind; any other than loopback needs a token and TLS.", metavar="ADDRESS")
     ] = "127.0.0.1",
@@ -248,7 +257,10 @@ def gateway(
         run_gateway(
             gateway_settings(
                 published=published,
-                upstreams=tuple(upstream),
+                upstreams=tuple(upstream or ()),
+                upstream_dns=upstream_dns,
+                on_demand=on_demand,
+                canary=canary,
                 host=host,
                 port=port,
                 names=tuple(name or ()),

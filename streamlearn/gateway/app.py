@@ -1,4 +1,4 @@
-"""The gateway's application: OpenAI's completion paths, models, health and metrics.
+"""The gateway's application: OpenAI's completion paths, models, routing for other gateways, health and metrics.
 
 1. Read what the client asks for: a named model, or routing by the prompt.
 2. Route each prompt by the publication in use, as the daemon would.
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -63,6 +64,7 @@ def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "
             Route("/v1/models/{name:path}", gateway.describe_model),
             Route(TEXT, gateway.complete, methods=["POST"]),
             Route(CHAT, gateway.complete, methods=["POST"]),
+            Route("/v1/route", gateway.route, methods=["POST"]),
         ],
         middleware=guards(settings, token, has_writes=False),
         exception_handlers={ApiError: _on_error, HTTPException: _on_error, Exception: _on_error},
@@ -76,10 +78,15 @@ def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "
 class _Gateway:
     def __init__(self, settings: GatewaySettings, upstream_token: str) -> None:
         self._metrics = GatewayMetrics()
-        upstreams = [Upstream(url, timeout_s=settings.timeout_s, token=upstream_token) for url in settings.upstreams]
-        self._fleet = Fleet(upstreams, self._metrics)
-        self._watch = PublicationWatch(settings.published, self._fleet, self._metrics)
-        self._metrics.watch(upstreams)
+        self._fleet = Fleet(
+            settings.upstreams,
+            partial(Upstream, timeout_s=settings.timeout_s, token=upstream_token),
+            self._metrics,
+            dns=settings.dns,
+            on_demand=settings.on_demand,
+        )
+        self._watch = PublicationWatch(settings.published, self._fleet, self._metrics, canary=settings.canary)
+        self._metrics.watch(self._fleet)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -90,7 +97,6 @@ class _Gateway:
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-            await self._fleet.close()
 
     async def livez(self, _: Request) -> Response:
         return JSONResponse({"alive": True})
@@ -100,7 +106,7 @@ class _Gateway:
         if self._watch.current is None:
             raise _not_ready(f"no publication is loaded: {self._watch.refusal}")
         publication = self._watch.current.publication
-        if not self._fleet.has_all([publication.backbone]):
+        if publication.backbone not in self._fleet.models:
             raise _not_ready(f"at least one upstream must serve {publication.backbone}, found none")
         return JSONResponse({"ready": True, "publication": publication.sequence})
 
@@ -122,10 +128,10 @@ class _Gateway:
         Raises:
             ApiError: it cannot be answered.
         """
-        label = UNKNOWN
+        label, began = UNKNOWN, time.perf_counter()
         try:
-            loaded = self._loaded()
             path, fields = request.scope["path"], _fields(await request.body())
+            loaded = self._loaded(fields)
             target = await self._target(request.receive, loaded, path, fields)
             label = target.unversioned
             headers = answer_headers(target.model, target.regime, target.score)
@@ -136,20 +142,48 @@ class _Gateway:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))
             raise
         headers = {**answer.headers, **headers}
+        used = "newest" if loaded is self._watch.current else "previous"
+        duration = self._metrics.request_seconds.labels(used)
         if not isinstance(answer, EventStream):
             self._count(label, _outcome(answer.status))
+            if answer.status < 400:
+                duration.observe(time.perf_counter() - began)
             return Response(answer.body, answer.status, {**headers, "content-type": answer.content_type})
+
+        self._metrics.first_token_seconds.labels(used).observe(time.perf_counter() - began)
 
         async def close() -> None:
             await answer.close()
             self._count(label, answer.outcome)
+            duration.observe(time.perf_counter() - began)
 
         return EventStreamResponse(answer.parts(), close, headers)
 
-    def _loaded(self) -> LoadedPublication:
-        if self._watch.current is None:
+    async def route(self, request: Request) -> Response:
+        """The decision for each prompt, without its answer; the fields are those of the daemon, and two more."""
+        prompts = route_prompts(_object(await request.body()).get("prompts"))
+        routes = []
+        for prompt, fields in prompts:
+            loaded = self._loaded(fields)
+            [target] = await self._route(request.receive, loaded, [prompt])
+            routes.append(
+                {
+                    "regime": target.likeliest,
+                    "score": target.score,
+                    "known": target.regime is not None,
+                    "answered_by": "backbone" if target.model == loaded.publication.backbone else "regime",
+                    "model": target.model,
+                    "publication": loaded.publication.sequence,
+                }
+            )
+        return JSONResponse({"routes": routes})
+
+    def _loaded(self, fields: Mapping[str, Any] | None = None) -> LoadedPublication:
+        """The publication for a request with these fields; without them, the newest."""
+        loaded = self._watch.current if fields is None else self._watch.choose(fields)
+        if loaded is None:
             raise _not_ready("no publication is loaded")
-        return self._watch.current
+        return loaded
 
     async def _target(
         self, receive: Receive, loaded: LoadedPublication, path: str, fields: Mapping[str, Any]
@@ -160,15 +194,17 @@ class _Gateway:
             prompts = [messages_prompt(fields.get("messages"))]
         else:
             prompts = completion_prompts(fields.get("prompt"))
-        began = time.perf_counter()
-        targets = await _route(receive, loaded, prompts)
-        self._metrics.routing_seconds.observe(time.perf_counter() - began)
+        targets = await self._route(receive, loaded, prompts)
         models = sorted({target.model for target in targets})
         if len(models) > 1:
             found = ", ".join(models)[:500]
             message = f"all prompts of a request must belong to one model, found {found}"
             raise ApiError(400, "several_models", message, hint="send one request per prompt", param="prompt")
         return min(targets, key=lambda target: target.score or 0.0)
+
+    async def _route(self, receive: Receive, loaded: LoadedPublication, prompts: Sequence[Prompt]) -> list[Target]:
+        with self._metrics.routing_seconds.time():
+            return await _route(receive, loaded, prompts)
 
     def _count(self, model: str, outcome: Outcome) -> None:
         self._metrics.requests.labels(model, outcome).inc()
@@ -203,14 +239,19 @@ async def _route(receive: Receive, loaded: LoadedPublication, prompts: Sequence[
 
 def _fields(body: bytes) -> dict[str, Any]:
     """The fields of a request, of which `model` is a name."""
+    fields = _object(body)
+    if not isinstance(fields.get("model"), str):
+        raise _invalid("model", "model must be the name of a model; GET /v1/models lists them")
+    return fields
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, "not_json", f"the body must be JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ApiError(400, "invalid", "the body must be a JSON object")
-    if not isinstance(fields.get("model"), str):
-        raise _invalid("model", "model must be the name of a model; GET /v1/models lists them")
     return fields
 
 
@@ -253,6 +294,27 @@ def completion_prompts(value: Any) -> list[Prompt]:
 
 def _is_tokens(value: Sequence[Any]) -> bool:
     return all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value)
+
+
+def route_prompts(value: Any) -> list[tuple[Prompt, Mapping[str, Any]]]:
+    """The prompts of a request to /v1/route, each with the fields that name it.
+
+    Raises:
+        ApiError: 400, they are none, too many, or not each a prompt or messages.
+    """
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PROMPTS:
+        raise _invalid("prompts", f"prompts must be a list of 1 to {MAX_PROMPTS} prompts")
+    prompts: list[tuple[Prompt, Mapping[str, Any]]] = []
+    for index, row in enumerate(value):
+        if not isinstance(row, dict) or len(row.keys() & {"prompt", "messages"}) != 1 or len(row) > 1:
+            raise _invalid(f"prompts[{index}]", f"prompts[{index}] must have exactly one of prompt and messages")
+        if "messages" in row:
+            prompts.append((messages_prompt(row["messages"]), row))
+        elif isinstance(row["prompt"], str):
+            prompts.append((row["prompt"], row))
+        else:
+            raise _invalid(f"prompts[{index}].prompt", f"prompts[{index}].prompt must be a string")
+    return prompts
 
 
 def messages_prompt(value: Any) -> Prompt:

@@ -5,18 +5,22 @@
 3. If no server has one of its versions, the current publication stays in use for as long as all its own versions are
    served: then one is complete and the other is not. Otherwise the new one is used.
 4. It replaces the current one in one assignment. Requests keep the publication under which they began.
+5. With a canary, the one before it goes on answering the other share of the requests, until the next publication, or
+   until its versions are no longer served. A publication that withdraws a version is used by all at once.
 
 Routing has no model. The same prompt gets the same regime and score here and from the daemon's `/v1/route`, as of the
 snapshot that was published.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from streamlearn.errors import PublicationError, RecordError
@@ -58,6 +62,8 @@ class Target(NamedTuple):
     """Number of the regime that the request belongs to; None if no regime explains it, or it named the backbone."""
     score: float | None = None
     """Share of the likeliest regime's own records that are explained no better, 0 to 1; None if it was not routed."""
+    likeliest: int | None = None
+    """Number of the likeliest regime, whether it explains the request or not; None if it was not routed."""
 
     @property
     def unversioned(self) -> str:
@@ -109,7 +115,9 @@ class LoadedPublication:
             return Target(self.publication.backbone, score=0.0)
         assigned = self._classifier.assign(self._featurizer.featurize(ids))
         known = assigned.p_value >= self.publication.max_known_rejected
-        return self._current(self._by_slot[assigned.slot] if known else None)._replace(score=assigned.p_value)
+        likeliest = self._by_slot[assigned.slot]
+        target = self._current(likeliest if known else None)
+        return target._replace(score=assigned.p_value, likeliest=likeliest.number)
 
     def encode(self, prompt: Prompt) -> NDArray[np.int32]:
         """The tokens of a prompt by which it is routed. Raises like `route`."""
@@ -166,9 +174,12 @@ def read_decoder(folder: Path) -> Decoder:
 class PublicationWatch:
     """The publication in use. Used by one event loop."""
 
-    def __init__(self, folder: Path, fleet: Fleet, metrics: GatewayMetrics) -> None:
+    def __init__(self, folder: Path, fleet: Fleet, metrics: GatewayMetrics, *, canary: float = 1.0) -> None:
+        """Build the watch; `canary` is the share of requests that the newest publication gets."""
         self.current: LoadedPublication | None = None
-        """The publication for requests that begin now; None before the first."""
+        """The newest publication; None before the first."""
+        self._previous: LoadedPublication | None = None
+        self._canary = canary
         self.refusal = f"{folder}: not read yet"
         """Why the newest publication is not in use, while there is none."""
         self._folder = folder
@@ -187,6 +198,18 @@ class PublicationWatch:
             except Exception:  # noqa: BLE001 - the current one stays in use, and the next publication may be better
                 _log.exception(Event.PUBLICATION_REFUSED, reason="unexpected")
             await asyncio.sleep(INTERVAL_S)
+
+    def choose(self, fields: Mapping[str, Any]) -> LoadedPublication | None:
+        """The publication for a request with these fields; None before the first.
+
+        Step 5. A hash of the prompt decides: it is the same for a request that is repeated, and on every gateway.
+        """
+        previous = self._previous
+        if previous is None or not self._fleet.has_all(previous.publication.adapters):
+            return self.current
+        prompt = orjson.dumps([fields.get("prompt"), fields.get("messages")])
+        share = int.from_bytes(hashlib.sha256(prompt).digest()[:8]) / (1 << 64)
+        return self.current if share < self._canary else previous
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
@@ -227,6 +250,8 @@ class PublicationWatch:
 
     def _use(self, new: LoadedPublication) -> None:
         """Step 4."""
+        old = self.current
+        self._previous = old if self._canary < 1 and old is not None and _keeps_all(old, new) else None
         self.current, self._next, self.refusal = new, None, ""
         publication = new.publication
         self._metrics.publication.set(publication.sequence)
@@ -236,6 +261,13 @@ class PublicationWatch:
             snapshot=publication.snapshot,
             adapters=publication.adapters,
         )
+
+
+def _keeps_all(old: LoadedPublication, new: LoadedPublication) -> bool:
+    """Whether every regime with a version still has one: none was withdrawn, and the run is the same."""
+    own, other = old.publication, new.publication
+    versions = [{regime.number for regime in each.regimes if regime.adapter is not None} for each in (own, other)]
+    return versions[0] <= versions[1]
 
 
 def version_of(publication: Path) -> tuple[int, int, int] | None:

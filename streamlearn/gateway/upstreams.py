@@ -1,9 +1,9 @@
 """The model servers of a gateway: which models they serve, requests to them, and what is counted."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Literal, NamedTuple
 
 import httpx2
@@ -13,15 +13,19 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import EVENT_STREAM, ApiError, unavailable
 
 POLL_S = 1.0
+DNS_S = 5.0
 POLL_TIMEOUT_S = 6.0  # a busy server answers late
 CONNECT_TIMEOUT_S = 2.0
 KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s; a connection that both ends close at once loses a request
@@ -34,6 +38,7 @@ UNKNOWN = "unknown"
 """Label of requests whose model is unknown."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_ANSWER_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DONE = b"data: [DONE]"
 _RETURNED = ("retry-after", "retry-after-ms", "x-request-id")
 
@@ -227,19 +232,40 @@ def _described(error: Exception) -> str:
 class Fleet:
     """The model servers of a gateway. Used by one event loop."""
 
-    def __init__(self, upstreams: Sequence[Upstream], metrics: "GatewayMetrics") -> None:
-        self.upstreams = upstreams
+    def __init__(
+        self,
+        urls: Sequence[str],
+        connect: Callable[[str], Upstream],
+        metrics: "GatewayMetrics",
+        *,
+        dns: tuple[str, int] | None = None,
+        on_demand: bool = False,
+    ) -> None:
+        """Build the fleet; it connects to nothing yet.
+
+        Args:
+            urls: Base URLs of its servers.
+            connect: Makes the client of a server.
+            metrics: What is counted.
+            dns: Host and port of further servers: one at each address of the host, looked up again every `DNS_S`.
+            on_demand: Whether servers load a published version when it is asked for, so that they need not list it.
+        """
+        self.upstreams = [connect(url) for url in urls]
+        self._connect = connect
+        self._named = frozenset(self.upstreams)
         self._metrics = metrics
+        self._dns, self._dns_fault = dns, ""
+        self._on_demand = on_demand
 
     async def run(self) -> None:
-        """Poll every server repeatedly, until cancelled."""
-
-        async def poll(upstream: Upstream) -> None:
-            while True:
-                await upstream.poll()
-                await asyncio.sleep(POLL_S)
-
-        await asyncio.gather(*(poll(upstream) for upstream in self.upstreams))
+        """Poll every server repeatedly, until cancelled; then close their connections."""
+        async with asyncio.TaskGroup() as tasks:
+            for upstream in self.upstreams:
+                tasks.create_task(self._keep_polling(upstream))
+            while self._dns is not None:
+                for upstream in await self._look_up(*self._dns):
+                    tasks.create_task(self._keep_polling(upstream))
+                await asyncio.sleep(DNS_S)
 
     async def poll(self) -> None:
         await asyncio.gather(*(upstream.poll() for upstream in self.upstreams))
@@ -249,8 +275,9 @@ class Fleet:
         """Models that at least one server has."""
         return frozenset().union(*(upstream.models for upstream in self.upstreams))
 
-    def has_all(self, models: Iterable[str]) -> bool:
-        return self.models.issuperset(models)
+    def has_all(self, versions: Iterable[str]) -> bool:
+        """Whether each of these versions can be asked for."""
+        return all(any(self._can_answer(upstream, version) for upstream in self.upstreams) for version in versions)
 
     async def send(self, model: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | EventStream:
         """Have one server that has the model answer.
@@ -276,17 +303,44 @@ class Fleet:
         hint = "retry after the seconds in Retry-After"
         raise unavailable("no_upstream", reason, hint=hint, retry_after_s=RETRY_AFTER_S)
 
-    async def close(self) -> None:
-        """Close all connections. Safe to call twice."""
-        await asyncio.gather(*(upstream.close() for upstream in self.upstreams))
+    async def _keep_polling(self, upstream: Upstream) -> None:
+        """Poll a server until it is gone from the DNS and has answered what it was asked."""
+        try:
+            while upstream in self.upstreams or upstream.in_flight:
+                await upstream.poll()
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._metrics.forget(upstream)
+            await upstream.close()
+
+    async def _look_up(self, host: str, port: int) -> list[Upstream]:
+        """Take up the addresses of a host; return the servers that are new. Without an answer all are kept."""
+        try:
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if str(error) != self._dns_fault:
+                self._dns_fault = str(error)
+                _log.warning(Event.UPSTREAM_UNREACHABLE, upstream=f"{host}:{port}", reason=_described(error))
+            return []
+        self._dns_fault = ""
+        addresses = sorted({str(row[4][0]) for row in rows})
+        urls = [f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}" for address in addresses]
+        kept = [upstream for upstream in self.upstreams if upstream in self._named or upstream.url in urls]
+        known = {upstream.url for upstream in kept}
+        new = [self._connect(url) for url in urls if url not in known]
+        self.upstreams = kept + new
+        return new
+
+    def _can_answer(self, upstream: Upstream, model: str) -> bool:
+        return model in upstream.models or (self._on_demand and upstream.is_reachable)
 
     def _least_busy(self, model: str, tried: Collection[Upstream]) -> Upstream | None:
-        able = [upstream for upstream in self.upstreams if model in upstream.models and upstream not in tried]
+        able = [own for own in self.upstreams if own not in tried and self._can_answer(own, model)]
         return min(able, key=lambda upstream: upstream.in_flight, default=None)
 
 
-class GatewayMetrics:
-    """What is counted while requests are answered."""
+class GatewayMetrics(Collector):
+    """What is counted while requests are answered; collects the state of the servers, as of the scrape."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the start of the process says the same
@@ -310,6 +364,21 @@ class GatewayMetrics:
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
+        self.request_seconds = Histogram(
+            "streamlearn_gateway_request_seconds",
+            "Time from a request to the end of its answer, for answers below 400, by the publication that was used: "
+            "newest, or previous during a canary.",
+            ["publication"],
+            buckets=_ANSWER_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.first_token_seconds = Histogram(
+            "streamlearn_gateway_first_token_seconds",
+            "Time from a request to the first part of its answer, for streams, by the publication that was used.",
+            ["publication"],
+            buckets=_ANSWER_BUCKETS_S,
+            registry=self.registry,
+        )
         self.publication = Gauge(
             "streamlearn_gateway_publication_sequence",
             "Sequence number of the publication in use; 0 before the first.",
@@ -321,18 +390,29 @@ class GatewayMetrics:
             registry=self.registry,
         )
         ProcessCollector(registry=self.registry)
+        self._fleet: Fleet | None = None
+        self.registry.register(self)
 
-    def watch(self, upstreams: Sequence[Upstream]) -> None:
-        """Report the state of the upstreams, as of the scrape."""
+    def watch(self, fleet: Fleet) -> None:
+        """Report the state of its servers too."""
+        self._fleet = fleet
+
+    def forget(self, upstream: Upstream) -> None:
+        """Drop the series of a server that is gone."""
+        with suppress(KeyError):
+            self.retries.remove(upstream.url)
+
+    def collect(self) -> Iterator[Metric]:
         gauges: list[tuple[str, str, Callable[[Upstream], float]]] = [
             ("up", "Whether the upstream can be used: 0 after a failed poll.", lambda server: server.is_reachable),
             ("models", "Models that the upstream serves.", lambda server: len(server.models)),
             ("in_flight", "Requests that the upstream is answering.", lambda server: server.in_flight),
         ]
         for name, description, read in gauges:
-            gauge = Gauge(f"streamlearn_gateway_upstream_{name}", description, ["upstream"], registry=self.registry)
-            for upstream in upstreams:
-                gauge.labels(upstream.url).set_function(partial(read, upstream))
+            family = GaugeMetricFamily(f"streamlearn_gateway_upstream_{name}", description, labels=["upstream"])
+            for upstream in self._fleet.upstreams if self._fleet is not None else ():
+                family.add_metric([upstream.url], read(upstream))
+            yield family
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from streamlearn.settings.section import Section, check_token, host_name, is_loopback, server_urls
 
@@ -139,6 +148,13 @@ class LogSettings(Section):
     """Output format; auto is console on a terminal and JSON elsewhere."""
 
 
+def _share(value: object) -> object:
+    """A percentage as the share that it is."""
+    if isinstance(value, str) and value.endswith("%"):
+        return float(value[:-1]) / 100
+    return value
+
+
 class GatewaySettings(ListenSettings):
     """A gateway in front of model servers."""
 
@@ -147,8 +163,14 @@ class GatewaySettings(ListenSettings):
 
     published: Path
     """The published folder."""
-    upstreams: ServerUrls
+    upstreams: Annotated[tuple[str, ...], AfterValidator(server_urls)] = ()
     """URLs of the model servers, without /v1."""
+    upstream_dns: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$")] | None = None
+    """HOST:PORT of further model servers, one at each address of the host, over plain HTTP."""
+    on_demand: bool = False
+    """Whether model servers load a published version when it is asked for, so that they need not list it."""
+    canary: Annotated[float, BeforeValidator(_share), Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the requests that the newest publication gets, such as 10%; the one before it gets the others."""
     port: int = Field(default=8084, ge=0, le=65535)
     """Port to bind; 0 takes a free port and logs it."""
     max_body_bytes: PositiveInt = 4 << 20
@@ -163,10 +185,23 @@ class GatewaySettings(ListenSettings):
     """Maximum time for which a stopping gateway finishes requests."""
 
     @model_validator(mode="after")
+    def _has_upstreams(self) -> Self:
+        if not self.upstreams and self.upstream_dns is None:
+            raise ValueError("give --upstream URL, --upstream-dns HOST:PORT, or both")
+        return self
+
+    @model_validator(mode="after")
     def _upstream_token_is_protected(self) -> Self:
         if self.upstream_token_file is not None and not self.allow_plaintext:
-            check_token("upstream_token_file", self.upstreams, "give --allow-plaintext")
+            found_by_dns = () if self.upstream_dns is None else (f"http://{self.upstream_dns}",)
+            check_token("upstream_token_file", (*self.upstreams, *found_by_dns), "give --allow-plaintext")
         return self
+
+    @property
+    def dns(self) -> tuple[str, int] | None:
+        """Host and port of `upstream_dns`."""
+        host, _, port = (self.upstream_dns or "").partition(":")
+        return (host, int(port)) if port else None
 
 
 class VllmSettings(Section):
@@ -213,8 +248,8 @@ class PublishSettings(Section):
     """
 
     folder: Path
-    """Folder of the publication, relative to the configuration file, written by one daemon; the gateway reads it, and so
-    do the replicas."""
+    """Folder of the publication, relative to the configuration file, written by one daemon; the gateway and the
+    replicas read it."""
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """First part of every version's name: NAME-regime-3@184-5d3c1f is regime 3 after 184 updates of
     run 5d3c1f."""

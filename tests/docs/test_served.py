@@ -4,7 +4,7 @@ import re
 
 import orjson
 
-from docs.generate import PAGES, block, settings_schema
+from docs.generate import PAGES, PROMETHEUS_RULE, block, prometheus_rule, settings_schema
 from streamlearn.cli.init import SCHEMA
 from tests.docs.markdown import ROOT
 from tests.docs.place import Place
@@ -17,6 +17,7 @@ def test_every_generated_block_is_up_to_date() -> None:
     for name, reference in PAGES.items():
         assert block((ROOT / "docs" / name).read_text(encoding="utf-8")) == reference(), name
     assert SCHEMA.read_text(encoding="utf-8") == settings_schema()
+    assert PROMETHEUS_RULE.read_text(encoding="utf-8") == prometheus_rule()
 
 
 def test_the_endpoints_are_documented(daemon: Place) -> None:

@@ -5,6 +5,7 @@ make fleet VLLM=/path/to/vllm BACKBONE=build/smollm2 KAFKA_HOME=/path/to/kafka
 1. The untouched backbone answers, since nothing is published.
 2. Each task's records are fed; after its last snapshot the gateway's answers are scored for a while.
 3. In the middle of a publication of the second task, one server is killed with SIGKILL; later it is started again.
+   With --pull the daemon knows no server: each loads a version when it is asked for it, and one is started only then.
 
 All the while the official client asks at a steady rate. Prints a table, writes the figures, and exits with 1 if a
 request failed, was answered by an adapter that its publication does not name, or by a publication that was replaced
@@ -29,7 +30,7 @@ import orjson
 from streamlearn.jobs.runner import rouge_l
 from tests.broker import kafka_home
 from tests.fleet.client import Clients, Outcome, Question
-from tests.fleet.processes import BASE_MODEL, Fleet, Servers, until
+from tests.fleet.processes import START_S, Fleet, Servers, until
 from tests.fleet.publications import Publications
 from tests.fleet.task_records import TASKS, read_records
 
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path, required=True, help="folder of the backbone")
     parser.add_argument("--vllm-dtype", default="float32", help="of the servers")
     parser.add_argument("--first-layer", type=int, help="adapter.first_layer of the daemon")
+    parser.add_argument("--pull", action="store_true", help="servers find adapters themselves")
     parser.add_argument("--records", type=int, default=120, help="records of each task")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--scored-s", type=float, default=60.0, help="seconds of requests that each phase is scored on")
@@ -78,7 +80,7 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
     }
     questions["unknown"] = [Question("unknown", prompt, "") for prompt in UNKNOWN]
     phases: list[tuple[str, float, float]] = []
-    servers = Servers(given.vllm, given.backbone, given.vllm_dtype)
+    servers = Servers(given.vllm, given.backbone.resolve(), given.vllm_dtype, given.pull)
     with Fleet(folder, servers=servers, kafka=kafka, first_layer=given.first_layer) as fleet:
         publications = Publications(fleet.published, fleet.state / "snapshots")
         clients = Clients(fleet.urls["gateway"], questions, rate=given.rate, seed=0)
@@ -91,13 +93,14 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
                     killer.start()
                 _learn(fleet, publications, train[task])
                 phases.append(_scored(f"after {task}", given.scored_s))
-            killer.join(AWAY_S * 10)
+            killer.join(START_S)
         finally:
             clients.stop()
             publications.stop()
-    settings = {name: getattr(given, name) for name in ("records", "rate", "vllm_dtype", "first_layer")}
+        loaded = {name: len(_models(fleet, name)) - 1 for name in ("replica 1", "replica 2")}
+    settings = {name: getattr(given, name) for name in ("pull", "records", "rate", "vllm_dtype", "first_layer")}
     settings["backbone"] = given.backbone.name
-    return {"tasks": TASKS, "settings": settings, **_figures(clients, publications, phases)}
+    return {"tasks": TASKS, "settings": settings, "adapters_loaded": loaded, **_figures(clients, publications, phases)}
 
 
 def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -126,8 +129,9 @@ def _kill_in_mid_publication(fleet: Fleet, publications: Publications) -> None:
     """Kill a server between a snapshot and its publication, and start it again later."""
     known = set(publications.snapshot_at)
     until(lambda: bool(set(publications.snapshot_at) - known), "a snapshot is written", seconds=LEARN_S)
-    fleet.end("replica 2", signal.SIGKILL)
-    time.sleep(AWAY_S)
+    if not fleet.servers.pull:
+        fleet.end("replica 2", signal.SIGKILL)
+        time.sleep(AWAY_S)
     fleet.start("replica 2")
     fleet.wait("replica 2", "/v1/models")
 
@@ -142,6 +146,7 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
     outcomes = clients.outcomes
     answered = [outcome for outcome in outcomes if outcome.error is None]
     delays, first = publications.delays_s(), _first_answers_s(answered, publications)
+    backbones = {publication.backbone for publication in publications.by_sequence.values()}
     latencies = sorted(outcome.answered_at - outcome.asked_at for outcome in answered)
     return {
         "requests": len(outcomes),
@@ -149,7 +154,7 @@ def _figures(clients: Clients, publications: Publications, phases: list[tuple[st
         "mixed": [outcome.model for outcome in answered if not _is_named(outcome, publications)],
         "stale": [outcome.model for outcome in answered if _age_s(outcome, publications) > STALE_S],
         "oldest_publication_used_s": round(max(_age_s(outcome, publications) for outcome in answered), 2),
-        "versions": len({outcome.model for outcome in answered} - {BASE_MODEL}),
+        "versions": len({outcome.model for outcome in answered} - backbones),
         "publications": len(publications.by_sequence),
         "snapshot_to_publication_s": _median_and_largest(delays),
         "snapshot_to_first_answer_s": _median_and_largest(first),
@@ -173,7 +178,7 @@ def _phase(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     rows: dict[str, Any] = {"phase": name}
     for task in dict.fromkeys(outcome.question.task for outcome in outcomes):
         mine = [outcome for outcome in outcomes if outcome.question.task == task]
-        by_adapter = sum(outcome.model != BASE_MODEL for outcome in mine)
+        by_adapter = sum("@" in outcome.model for outcome in mine)
         scores = [rouge_l(outcome.text, outcome.question.answer) for outcome in mine]
         rows[task] = {
             "answers": len(mine),
@@ -206,6 +211,11 @@ def _age_s(outcome: Outcome, publications: Publications) -> float:
 def _status(fleet: Fleet) -> dict[str, Any]:
     status: dict[str, Any] = httpx2.get(f"{fleet.urls['daemon']}/v1/status", timeout=30, trust_env=False).json()
     return status
+
+
+def _models(fleet: Fleet, name: str) -> list[Any]:
+    models: list[Any] = httpx2.get(f"{fleet.urls[name]}/v1/models", timeout=30, trust_env=False).json()["data"]
+    return models
 
 
 def _print(figures: Mapping[str, Any]) -> None:

@@ -45,10 +45,23 @@ class Servers:
     backbone: Path
     """Folder of the backbone."""
     dtype: str = "float32"
+    pull: bool = False
+    """Whether they find adapters themselves, instead of being told."""
+
+    @property
+    def base_model(self) -> str:
+        """Name of the backbone; the resolver compares it with what the server was started with."""
+        return str(self.backbone) if self.pull else BASE_MODEL
+
+    def environment(self, published: Path) -> dict[str, str]:
+        """What is added to the environment."""
+        adapters = published / "adapters"
+        pull = {"VLLM_PLUGINS": "lora_filesystem_resolver", "VLLM_LORA_RESOLVER_CACHE_DIR": str(adapters)}
+        return VLLM_ENVIRONMENT | (pull if self.pull else {})
 
     def command(self, port: str) -> list[str]:
         """Its command line."""
-        served = [str(self.vllm), "serve", str(self.backbone), "--served-model-name", BASE_MODEL]
+        served = [str(self.vllm), "serve", str(self.backbone), "--served-model-name", self.base_model]
         listen = ["--host", "127.0.0.1", "--port", port, "--dtype", self.dtype, "--enforce-eager", "--enable-lora"]
         return [*served, *listen, *_LIMITS, *_CHEAPER]
 
@@ -65,7 +78,7 @@ class Fleet:
             kafka: KAFKA_HOME.
             first_layer: First decoder layer with an adapter.
         """
-        self.folder, self._servers, self._first_layer = folder, servers, first_layer
+        self.folder, self.servers, self._first_layer = folder, servers, first_layer
         (folder / "broker").mkdir()
         self.broker = Broker(kafka, folder / "broker")
         ports = free_ports(4)
@@ -79,15 +92,18 @@ class Fleet:
         self.config.write_text(yaml.safe_dump(self._settings(ports[0])))
 
     def __enter__(self) -> Self:
-        """Start everything, and wait until it answers."""
+        """Start everything, and wait until it answers; of servers that pull only the first."""
+        first = ["replica 1"] if self.servers.pull else ["replica 1", "replica 2"]
+        (self.published / "adapters").mkdir(parents=True)  # the resolver needs it at its start
         try:
-            for name in ("replica 1", "replica 2"):
+            for name in first:
                 self.start(name)
             self.broker.start()
             self.broker.create_topic(self.topic)
             self.start("daemon")
-            for name, path in (("replica 1", "/v1/models"), ("replica 2", "/v1/models"), ("daemon", "/readyz")):
-                self.wait(name, path)
+            for name in first:
+                self.wait(name, "/v1/models")
+            self.wait("daemon", "/readyz")
             self.start("gateway")
             self.wait("gateway", "/readyz")
         except BaseException:
@@ -139,8 +155,9 @@ class Fleet:
             return [*python, "run", "--config", str(self.config)], {"OMP_NUM_THREADS": "1"}
         if name == "gateway":
             upstreams = [part for replica in ("replica 1", "replica 2") for part in ("--upstream", self.urls[replica])]
+            upstreams += ["--on-demand"] if self.servers.pull else []
             return [*python, "gateway", "--published", str(self.published), *upstreams, "--port", port], {}
-        return self._servers.command(port), VLLM_ENVIRONMENT
+        return self.servers.command(port), self.servers.environment(self.published)
 
     def _settings(self, port: int) -> dict[str, object]:
         replicas = [self.urls[name] for name in ("replica 1", "replica 2")]
@@ -155,15 +172,15 @@ class Fleet:
             "state": str(self.state),
             "source": {"kafka": kafka},
             "stream": {"batch_tokens": 1024, "batch_records": 4, "linger_s": 3.0},
-            "backbone": {"model": str(self._servers.backbone)},
+            "backbone": {"model": str(self.servers.backbone)},
             "adapter": {"first_layer": self._first_layer},
             "probe": {"similarity_tokens": 512},
             "holdout": {"every_records": 10},
             "snapshot": {"every_records": 40, "keep": 4},
             "publish": {
                 "folder": str(self.published),
-                "base_model": BASE_MODEL,
-                "vllm": {"replicas": replicas, "interval_s": 2.0, "drain_s": 20.0},
+                "base_model": self.servers.base_model,
+                "vllm": None if self.servers.pull else {"replicas": replicas, "interval_s": 2.0, "drain_s": 20.0},
             },
             "serve": {"port": port},
             "log": {"style": "json"},

@@ -42,6 +42,7 @@ def gateway(
     server = HttpServer(app, Listener.for_requests(settings), grace_s=10.0)
     with (
         patch.object(upstreams_module, "POLL_S", 0.05),
+        patch.object(upstreams_module, "DNS_S", 0.05),
         patch.object(publication, "INTERVAL_S", 0.05),
         patch.object(publication, "read_decoder", lambda _: nano_decoder()),
         server,

@@ -32,8 +32,11 @@ PIECES = ("one ", "two ", "three")
 class StubUpstream:
     """One server on a free port of this machine, in a thread of its own."""
 
-    def __init__(self, models: Iterable[str], port: int = 0) -> None:
+    def __init__(self, models: Iterable[str], port: int = 0, host: str = "127.0.0.1") -> None:
         self.models = set(models)
+        self.loadable: set[str] = set()
+        """Models that it loads when they are asked for."""
+        self.host = host
         self.script: deque[str] = deque()
         self.answered: list[dict[str, Any]] = []
         """Bodies of the completion requests that were received."""
@@ -51,7 +54,7 @@ class StubUpstream:
     @property
     def url(self) -> str:
         """Its base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> Self:
         """Listen; a stopped server takes the same port again."""
@@ -90,10 +93,11 @@ class StubUpstream:
                 connections.discard(writer)
                 writer.transport.abort()
 
-        server = await asyncio.start_server(on_connection, "127.0.0.1", self.port)
+        server = await asyncio.start_server(on_connection, self.host, self.port)
         bound.set_result(server.sockets[0].getsockname()[1])
         await self._stop.wait()
         server.close()
+        await asyncio.sleep(0.01)  # connections that were just accepted begin, so that they are ended too
         for writer in [*connections]:
             writer.transport.abort()
 
@@ -116,6 +120,7 @@ class StubUpstream:
         self, path: str, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         self.answered.append(request)
+        self.models |= self.loadable & {request["model"]}
         action = self.script.popleft() if self.script else ""
         if action == "refuse":
             return False

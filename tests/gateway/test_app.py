@@ -51,6 +51,29 @@ def test_a_named_model_is_not_routed(client: httpx2.Client) -> None:
     assert "x-streamlearn-score" not in answer.headers
 
 
+def test_a_decision_alone_is_the_one_that_a_completion_gets(
+    client: httpx2.Client, upstreams: list[StubUpstream]
+) -> None:
+    """With the daemon's fields; no server is asked."""
+    prompts = [*prompts_of_each_task(), UNKNOWN_PROMPTS[0]]
+    rows: list[dict[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+    rows.append({"messages": [{"role": "user", "content": "a"}]})
+    routes = client.post("/v1/route", json={"prompts": rows}).json()["routes"]
+    assert all(not upstream.answered for upstream in upstreams)
+    for prompt, route in zip(prompts, routes, strict=False):
+        answer = ask(client, prompt)
+        assert route["model"] == answer.json()["model"]
+        assert repr(route["score"]) == answer.headers["x-streamlearn-score"]
+        assert route["known"] is (route["answered_by"] == "regime") is ("@" in route["model"])
+    assert [route["regime"] for route in routes[:3]] == [1, 2, 3]
+    assert [route["publication"] for route in routes] == [1] * 5
+    assert routes[0].keys() == {"regime", "score", "known", "answered_by", "model", "publication"}
+    wrong: list[Any] = [[], [{}], ["a"], [{"prompt": "a", "messages": []}], [{"prompt": "a"}] * (MAX_PROMPTS + 1)]
+    for faulty in wrong:
+        answer = client.post("/v1/route", json={"prompts": faulty})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid")
+
+
 def test_unknown_fields_are_forwarded_unread(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """As they came, to one server only."""
     fields = {"prompt": "a", "temperature": 0.1, "guided_json": {"a": [1, None]}, "seed": 2**60}

@@ -14,7 +14,7 @@ from streamlearn.publish.publication import FILE, Publication
 from tests.gateway.sample_publication import publish_sample, served_models
 from tests.gateway.stub_upstream import StubUpstream
 
-from .kit import ask, metric, prompts_of_each_task, wait_until
+from .kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
 
 TASKS = 3
 
@@ -28,6 +28,13 @@ def load(upstreams: list[StubUpstream], publication: Publication) -> None:
     """What a publisher does before it writes the publication."""
     for upstream in upstreams:
         upstream.models |= served_models(publication)
+
+
+def halve(folder: Path) -> None:
+    """Half of a publication, as a copy would leave it; written at once, so that it is refused once."""
+    half = folder / "half"
+    half.write_bytes((folder / FILE).read_bytes()[:-40])
+    half.rename(folder / FILE)
 
 
 def name_another_state(folder: Path) -> None:
@@ -91,7 +98,7 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-40]), "expected JSON"),
+        (halve, "expected JSON"),
         (name_another_state, "none.safetensors: the routing state cannot be read"),
     ],
     ids=["half", "no routing state"],
@@ -145,3 +152,42 @@ def test_a_regime_that_is_held_back_is_answered_by_the_backbone(
     wait_until(lambda: in_use(client) == 2, "the publication")
     answer = ask(client, prompts_of_each_task()[0])
     assert (answer.json()["model"], answer.headers["x-streamlearn-regime"]) == ("nano", "1")
+
+
+def test_a_canary_gets_its_share_of_the_requests(published: Path, upstreams: list[StubUpstream]) -> None:
+    """By the prompt: the same on each gateway. It ends when the servers unload what it replaced."""
+    prompts = [f"{prompts_of_each_task()[0]} {number}" for number in range(200)]
+
+    def publications(client: httpx2.Client) -> list[int]:
+        answers = client.post("/v1/route", json={"prompts": [{"prompt": prompt} for prompt in prompts[:100]]}).json()
+        answers["routes"] += client.post("/v1/route", json={"prompts": [{"prompt": p} for p in prompts[100:]]}).json()[
+            "routes"
+        ]
+        return [route["publication"] for route in answers["routes"]]
+
+    with (
+        ready_gateway(published, *upstreams, canary="25%") as client,
+        ready_gateway(published, *upstreams, canary="25%") as other,
+    ):
+        load(upstreams, publish_sample(published, 186, sequence=2))
+        wait_until(lambda: in_use(client) == in_use(other) == 2, "the publication")
+        chosen = publications(client)
+        assert 30 <= chosen.count(2) <= 70
+        assert chosen == publications(other)
+        for prompt, publication in zip(prompts[:20], chosen, strict=False):
+            answer = ask(client, prompt)
+            assert answer.headers["x-streamlearn-publication"] == str(publication)
+            assert answer.json()["model"] == f"streamlearn-regime-1@{({1: 184, 2: 186})[publication]}-5d3c1f"
+        assert metric(client, "request_seconds_count", "previous") == chosen[:20].count(1)
+        for upstream in upstreams:
+            upstream.models.discard("streamlearn-regime-2@184-5d3c1f")
+        wait_until(lambda: set(publications(client)) == {2}, "the end of the canary")
+
+
+def test_a_version_that_is_withdrawn_answers_nothing_more(published: Path, upstreams: list[StubUpstream]) -> None:
+    """A publication without it is used by all requests at once."""
+    with ready_gateway(published, *upstreams, canary="10%") as client:
+        publish_sample(published, 184, sequence=2, held_back=(1,))
+        wait_until(lambda: in_use(client) == 2, "the publication")
+        for number in range(20):
+            assert ask(client, f"{prompts_of_each_task()[0]} {number}").json()["model"] == "nano"

@@ -1,12 +1,14 @@
 """Servers that refuse, lose their models, die in the middle of an answer, or are slow."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,7 +17,7 @@ from structlog.testing import capture_logs
 from streamlearn.gateway.upstreams import EventStream, Outcome, Upstream
 from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
-from .kit import CHAT, TEXT, ask, metric, ready_gateway, wait_until
+from .kit import CHAT, TEXT, ask, gateway, is_ready, metric, ready_gateway, wait_until
 
 STREAM = {"model": "nano", "prompt": "a", "stream": True}
 
@@ -69,6 +71,61 @@ def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: l
     assert all(not upstream.answered for upstream in upstreams)
 
 
+def test_servers_that_load_on_demand_need_not_list_a_version(published: Path) -> None:
+    """Both are asked, one that was started later too; a version that none can load is 503, and no other answers."""
+    versions = {f"streamlearn-regime-{number}@184-5d3c1f" for number in (1, 2)}
+    with StubUpstream({"nano"}) as first, StubUpstream({"nano"}) as second:
+        second.kill()
+        for server in (first, second):
+            server.loadable = versions
+        with gateway(published, first, second, on_demand=True) as client:
+            wait_until(lambda: is_ready(client), "readiness")
+            assert ask(client, "a", model="streamlearn-regime-1").json()["model"] == "streamlearn-regime-1@184-5d3c1f"
+            second.start()
+            first.script.extend(["slow"] * 100)
+            with ThreadPoolExecutor(4) as pool:
+                while not second.answered:
+                    answers = pool.map(
+                        lambda _: ask(client, "a", model="streamlearn-regime-2").json()["model"], range(4)
+                    )
+                    assert set(answers) == {"streamlearn-regime-2@184-5d3c1f"}
+            assert ask(client, "a", model="streamlearn-regime-3").status_code == 503
+            assert ask(client, "a", model="streamlearn-regime-1@7-5d3c1f").status_code == 404
+
+
+def test_servers_are_found_by_dns_and_lost_with_their_address(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that cannot be resolved for a while changes nothing."""
+    models = {"nano", *(f"streamlearn-regime-{number}@184-5d3c1f" for number in (1, 2, 3))}
+    addresses = ["127.0.0.2"]
+    resolve = asyncio.BaseEventLoop.getaddrinfo
+
+    async def look_up(loop: asyncio.BaseEventLoop, host: str, port: int, **options: int) -> list[Any]:
+        if host != "fleet.test":
+            return await resolve(loop, host, port, **options)
+        if not addresses:
+            raise socket.gaierror("no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    with (
+        StubUpstream(models, host="127.0.0.2") as first,
+        StubUpstream(models, first.port, "127.0.0.3") as second,
+        gateway(published, upstream_dns=f"fleet.test:{first.port}") as client,
+        capture_logs() as events,
+    ):
+        wait_until(lambda: is_ready(client), "readiness")
+        addresses[:] = ["127.0.0.2", "127.0.0.3"]
+        wait_until(lambda: metric(client, "upstream_up") == 2, "the second")
+        addresses.clear()
+        wait_until(lambda: any("no answer" in str(event) for event in events), "the event")
+        assert metric(client, "upstream_up") == 2
+        addresses[:] = ["127.0.0.3"]
+        wait_until(lambda: metric(client, "upstream_up") == 1, "the loss of the first")
+        for _ in range(3):
+            assert ask(client, "a", model="nano").status_code == 200
+    assert (len(first.answered), len(second.answered)) == (0, 3)
+
+
 def test_the_least_busy_server_is_asked(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """While one answers slowly, the other gets the requests."""
     slow = upstreams[0]
@@ -117,6 +174,10 @@ def test_a_stream_is_passed_on_as_it_comes(client: httpx2.Client) -> None:
     assert answer.text.count("data: {") == 3
     assert answer.text.endswith("data: [DONE]\n\n")
     assert metric(client, "requests_total", "nano", "answered") == 1
+    assert (
+        metric(client, "first_token_seconds_count", "newest") == metric(client, "request_seconds_count", "newest") == 1
+    )
+    assert 0 < metric(client, "first_token_seconds_sum") <= metric(client, "request_seconds_sum") < 20
 
 
 def test_a_stream_that_has_not_begun_is_begun_elsewhere(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:

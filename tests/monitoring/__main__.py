@@ -48,7 +48,7 @@ def run(stage: Stage, only: Collection[str]) -> dict[str, Any]:
     for task in range(len(stage.tasks)):
         stage.learn(stage.records(task, 120))
     stage.learn(stage.records(0, 40))  # a return: forgetting can be measured
-    stage.ask("Answer: what is the capital of France?")
+    stage.ask("Answer: what is the capital of France?").raise_for_status()
     empty = _empty_panels(stage)
     _say(f"expressions of the dashboard without data: {empty or 'none'}")
     fired: list[dict[str, Any]] = []

@@ -2,11 +2,14 @@
 
 import random
 import resource
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from streamlearn.model_files import NANO, load_tokenizer
+from streamlearn.publish.publication import FILE
+from tests.gateway.sample_publication import publish_sample
 from tests.monitoring.stage import Stage
 
 TOO_SMALL = 256 << 10  # bytes: larger than the journal and the record of what is in hand, smaller than a snapshot
@@ -18,8 +21,8 @@ class Fault:
 
     alerts: tuple[str, ...]
     what: str
-    make: Callable[[Stage], None]
-    fix: Callable[[Stage], None] = lambda stage: None
+    make: Callable[[Stage], object]
+    fix: Callable[[Stage], object] = lambda stage: None
 
 
 def _garbage(stage: Stage) -> None:
@@ -94,7 +97,56 @@ def _pause(stage: Stage) -> None:
     stage.feed(stage.records(2, 40))
 
 
+def _no_routing(stage: Stage) -> None:
+    """A file where the folder of the routing states was."""
+    (stage.published / "routing").rename(stage.published / "away")
+    (stage.published / "routing").touch()
+
+
+def _routing_again(stage: Stage) -> None:
+    (stage.published / "routing").unlink()
+    (stage.published / "away").rename(stage.published / "routing")
+
+
+def _refused_adapters(stage: Stage) -> None:
+    stage.replica.refusal, stage.replica.loaded = "no", {}
+
+
+def _accepted_adapters(stage: Stage) -> None:
+    stage.replica.refusal = None
+
+
+def _half_a_publication(stage: Stage) -> None:
+    path = stage.gateway_published / FILE
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _no_upstream(stage: Stage) -> None:
+    stage.upstream.kill()
+    for _ in range(600):
+        stage.ask("a", gateway=True)
+        if "StreamlearnGatewayErrors" in stage.prometheus.firing():
+            return
+        time.sleep(0.2)
+
+
 FAULTS = (
+    Fault(("StreamlearnPublicationFailing",), "no routing state can be written", _no_routing, _routing_again),
+    Fault(("StreamlearnReplicaLacksVersions",), "a server refuses adapters", _refused_adapters, _accepted_adapters),
+    Fault(("StreamlearnReplicaDown",), "a server is stopped", lambda s: s.replica.stop(), lambda s: s.replica.start()),
+    Fault(
+        ("StreamlearnPublicationRefused",),
+        "half of a publication is there",
+        _half_a_publication,
+        lambda s: publish_sample(s.gateway_published, sequence=2),
+    ),
+    Fault(
+        ("StreamlearnGatewayErrors", "StreamlearnUpstreamDown"),
+        "the gateway's only server is killed",
+        _no_upstream,
+        lambda s: s.upstream.start(),
+    ),
+    Fault(("StreamlearnGatewayDown",), "the gateway is killed", lambda s: s.gateway.kill()),
     Fault(("StreamlearnDeadLetters",), "every second record is not JSON", _garbage),
     Fault(("StreamlearnUpdatesRefused",), "the loss of two batches is NaN", _nan),
     Fault(("StreamlearnSourceQuiet",), "no record arrives", _silence),

@@ -19,16 +19,17 @@ INTERVAL = "1s"
 
 
 class Prometheus:
-    """Scrapes one daemon each second and evaluates the shortened rules."""
+    """Scrapes a daemon and a gateway each second and evaluates the shortened rules."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, daemon: str, gateway: str) -> None:
         self._folder = folder
         (port,) = free_ports(1)
         self._address = f"127.0.0.1:{port}"
         self._process: subprocess.Popen[bytes] | None = None
         config = yaml.safe_load(PROMETHEUS.read_text(encoding="utf-8"))
         config["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL}
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [daemon]}]
+        config["scrape_configs"].append({"job_name": "streamlearn-gateway", "static_configs": [{"targets": [gateway]}]})
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
         (folder / "alerts.yaml").write_text(shortened(ALERTS.read_text(encoding="utf-8")))
 

@@ -1,4 +1,4 @@
-"""A broker, a daemon that learns from it, and a Prometheus that watches the daemon; all end with the context."""
+"""A broker, a daemon that learns from it and publishes, a gateway, and a Prometheus; all end with the context."""
 
 import gzip
 import itertools
@@ -17,8 +17,11 @@ import orjson
 
 from tests.broker import Broker, free_ports
 from tests.end_to_end.process import DaemonProcess
+from tests.gateway.sample_publication import publish_sample, served_models
+from tests.gateway.stub_upstream import StubUpstream
 from tests.monitoring.faulty_daemon import HANG, SPOIL
 from tests.monitoring.prometheus import Prometheus
+from tests.publish.stub_replica import StubReplica
 
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample" / "superni.train.jsonl.gz"
 TOPIC, DEAD = "records", "dead"
@@ -39,12 +42,16 @@ class Stage:
         (folder / "broker").mkdir()
         (folder / "prometheus").mkdir()
         self.broker = Broker(kafka, folder / "broker")
-        (self._port,) = free_ports(1)
-        self.target = f"127.0.0.1:{self._port}"
+        self._port, self._gateway_port = free_ports(2)
+        self.target, self.gateway_target = f"127.0.0.1:{self._port}", f"127.0.0.1:{self._gateway_port}"
+        self.replica = StubReplica()
+        self.replica.start()
+        self.published, self.gateway_published = folder / "published", folder / "gateway"
+        self.upstream = StubUpstream(served_models(publish_sample(self.gateway_published)))
         self._folder = folder
         self._topic = TOPIC
-        self.daemon = FaultyDaemon(folder / "daemon", self._settings(publish=_publish(folder / "published")))
-        self.prometheus = Prometheus(folder / "prometheus", self.target)
+        self.daemon = FaultyDaemon(folder / "daemon", self._settings(publish=self._publish()))
+        self.prometheus = Prometheus(folder / "prometheus", self.target, self.gateway_target)
         self._fed = 0
         self._open = ExitStack()
         self._tasks = _tasks()
@@ -58,6 +65,10 @@ class Stage:
                 self.broker.create_topic(topic)
             self.daemon.start()
             stack.callback(self.daemon.end)
+            stack.callback(self.replica.stop)
+            stack.enter_context(self.upstream)
+            self.gateway = subprocess.Popen(self._gateway_command(), stderr=subprocess.DEVNULL)
+            stack.callback(self.gateway.kill)
             stack.enter_context(self.prometheus)
             self.daemon.wait_until(lambda: self.value("streamlearn_ready") == 1, "it was ready")
             self._open = stack.pop_all()
@@ -106,9 +117,10 @@ class Stage:
         command = [sys.executable, "-m", "streamlearn", *arguments, "--config", str(self.daemon.config)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def ask(self, prompt: str) -> None:
+    def ask(self, prompt: str, *, gateway: bool = False) -> httpx2.Response:
         body = {"model": "streamlearn", "prompt": prompt, "max_tokens": 4}
-        httpx2.post(f"http://{self.target}/v1/completions", json=body, timeout=60.0).raise_for_status()
+        target = self.gateway_target if gateway else self.target
+        return httpx2.post(f"http://{target}/v1/completions", json=body, timeout=60.0)
 
     def value(self, expression: str) -> float | None:
         samples = self.prometheus.query(expression)
@@ -144,6 +156,15 @@ class Stage:
             **changes,
         }
 
+    def _publish(self) -> dict[str, Any]:
+        """Publications; five records are the fewest with which the gate can decide."""
+        vllm = {"replicas": [self.replica.url], "interval_s": 1}
+        return {"folder": str(self.published), "min_holdout_records": 5, "base_model": "base", "vllm": vllm}
+
+    def _gateway_command(self) -> list[str]:
+        options = ["--published", str(self.gateway_published), "--upstream", self.upstream.url]
+        return [sys.executable, "-m", "streamlearn", "gateway", *options, "--port", str(self._gateway_port)]
+
     def _position(self) -> int:
         """Of the daemon's own status: a scrape may be older than what was just fed."""
         status = httpx2.get(f"http://{self.target}/v1/status", timeout=60.0).json()
@@ -156,8 +177,3 @@ def _tasks() -> dict[str, list[dict[str, Any]]]:
         for row in map(orjson.loads, lines):
             tasks[row["meta"]["task"]].append(row)
     return dict(tasks)
-
-
-def _publish(folder: Path) -> dict[str, Any]:
-    """Publications, so that their panels have data too; five records are the fewest with which the gate can decide."""
-    return {"folder": str(folder), "min_holdout_records": 5, "vllm": {"replicas": ["http://127.0.0.1:9"]}}

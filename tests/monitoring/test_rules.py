@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.generate import daemon_registry, families
+from docs.generate import daemon_registry, families, gateway_registry
 from streamlearn.serve.metrics import exposition
 from tests.docs.markdown import ROOT
 from tests.monitoring.faults import FAULTS
@@ -71,7 +71,8 @@ def test_an_alert_says_how_bad_what_and_where_to_read_on() -> None:
 
 def test_rules_and_panels_read_metrics_that_exist() -> None:
     """The series of a histogram have suffixes of their own."""
-    kinds = {name: kind for name, kind, *_ in families(daemon_registry())}
+    both = (daemon_registry(), gateway_registry())
+    kinds = {name: kind for own in both for name, kind, *_ in families(own)}
     known = {name for name, kind in kinds.items() if kind != "histogram"}
     known |= {name + suffix for name, kind in kinds.items() if kind == "histogram" for suffix in SUFFIXES}
     for alert, rule in RULES.items():

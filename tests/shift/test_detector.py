@@ -19,6 +19,7 @@ from streamlearn.shift.detector import (
 from streamlearn.shift.features import Features
 from streamlearn.shift.reference import IDENTITY, Reference
 from tests.shift.records import features_of, memory_of, recent
+from tests.shift.sample_features import smollm2_features
 
 
 def run(detector: InputShiftDetector, records: list[Features]) -> list[AssignedRecord]:
@@ -42,6 +43,17 @@ def test_a_burst_of_similar_records_is_no_shift() -> None:
     records = features_of(0, 200)
     assigned = run(InputShiftDetector(ShiftSettings()), [*records, *[records[0]] * 64])
     assert [shift.number for each in assigned for shift in each.shifts] == [1]
+
+
+def test_the_bundled_sample_has_two_boundaries_in_the_tokens_of_smollm2() -> None:
+    """Its tokenizer divides words otherwise than nano's does, and passages repeat: other thresholds decide."""
+    assigned = run(InputShiftDetector(ShiftSettings()), smollm2_features())
+    shifts = [shift for each in assigned for shift in each.shifts]
+    assert [(shift.number, shift.onset, shift.known) for shift in shifts] == [
+        (1, 1, False),
+        (2, 201, False),
+        (3, 343, False),
+    ]
 
 
 @pytest.mark.parametrize("at", [20, 32])
