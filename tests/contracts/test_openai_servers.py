@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -13,8 +14,8 @@ from tests.gateway.sample_publication import publish_sample, served_models
 from tests.gateway.stub_upstream import StubUpstream
 from tests.serve.doubles import Daemon
 
-CHAT = {"model": "streamlearn", "messages": [{"role": "user", "content": "hi"}]}
-TEXT = {"model": "streamlearn", "prompt": "hello"}
+CHAT: dict[str, Any] = {"model": "streamlearn", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "streamlearn", "prompt": "hello"}
 
 
 @pytest.fixture(params=["daemon", "gateway"])
