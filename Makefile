@@ -30,9 +30,10 @@ alerts: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.monitoring --json build/alerts.json
 
 # Some twenty minutes on two cores. Needs KAFKA_HOME, VLLM (the program) and BACKBONE (a folder); see docs/serving.md. Other
-# options of tests.fleet go into FLEET.
+# options of tests.fleet go into FLEET; with --pull the servers load adapters by themselves.
 fleet: .venv/.ready
-	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" --json docs/evidence/measurements/fleet.json $(FLEET)
+	@$(BIN)/python -m tests.fleet --vllm "$(VLLM)" --backbone "$(BACKBONE)" $(FLEET) \
+		--json docs/evidence/measurements/$(if $(findstring --pull,$(FLEET)),fleet_pull,fleet).json
 
 # What other programs compute with exported regimes, beside the daemon; see docs/serving.md. An hour with SmolLM2. VLLM (the
 # program) and LLAMA (a Python with xllamacpp) may be left out.

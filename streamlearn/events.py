@@ -57,6 +57,7 @@ class Event(StrEnum):
     REGIME_DROPPED = "regime_dropped"
     HOLDOUT_SCORED = "holdout_scored"
     HOLDOUT_NOT_FINITE = "holdout_not_finite"
+    CANARIES_SCORED = "canaries_scored"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
     OUT_OF_MEMORY_RETRIED = "out_of_memory_retried"

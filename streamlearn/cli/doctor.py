@@ -48,6 +48,7 @@ from streamlearn.http.server import Listener, bind, tls_context
 from streamlearn.learner.learner import Rehearsal
 from streamlearn.model_files import find_start, locate
 from streamlearn.publish import open as publishing
+from streamlearn.regimes.canaries import read_canaries
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot.files import LOCK, DeadLetterLock, StateLock
 from streamlearn.snapshot.manifest import check_compatible
@@ -432,7 +433,8 @@ def check_backbone(settings: Settings) -> str:
     shape = None if missing else outline(settings.backbone, settings.adapter)
     if shape is not None:
         check_adapter(config, shape.linears, shape.tower_linears)
-        decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
+        decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
+        publishing.check_canaries(settings, read_canaries(settings.holdout.canaries, decoder, settings.stream))
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:

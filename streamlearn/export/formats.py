@@ -19,6 +19,7 @@ from streamlearn.errors import ConfigError, PublicationError, SnapshotMismatchEr
 from streamlearn.model_files import is_hub_id
 from streamlearn.settings import BackboneSettings
 from streamlearn.snapshot.parts import Snapshot
+from streamlearn.status import SliceScore
 
 Format = Literal["peft", "gguf"]
 """A folder that PEFT loads, or an adapter of llama.cpp."""
@@ -93,6 +94,8 @@ class ExportedRegime:
     """Whether experts among which tokens choose were replaced by their mean."""
     losses: HoldoutLosses | None
     """None where they were not measured."""
+    canaries: tuple[SliceScore, ...] = ()
+    """By slice; empty where they were not measured."""
 
     @property
     def fidelity(self) -> str:
@@ -259,7 +262,7 @@ one distribution, found by the learner.
 | LoRA | rank {exported.rank}, alpha {exported.alpha:g}, on {exported.num_linears} linear layers |
 | fidelity | {exported.fidelity} |{begins}
 
-{_losses(exported)}## Use
+{_losses(exported)}{_canaries(exported)}## Use
 
 {_usage(exported)}"""
 
@@ -276,6 +279,22 @@ def _losses(exported: ExportedRegime) -> str:
 | this export | {losses.exported:.4f} |
 | the daemon | {losses.daemon:.4f} |
 | {name} | {losses.backbone:.4f} |
+
+"""
+
+
+def _canaries(exported: ExportedRegime) -> str:
+    if not exported.canaries:
+        return ""
+    rows = [
+        f"| {row.slice.replace('|', '/')} | {row.records} | {row.loss:.4f} | {row.backbone_loss:.4f} |"
+        for row in exported.canaries
+    ]
+    return f"""On canaries, records from outside the stream:
+
+| slice | records | loss, nats per token | backbone's |
+|---|---|---|---|
+{chr(10).join(rows)}
 
 """
 

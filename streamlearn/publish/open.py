@@ -20,6 +20,7 @@ from streamlearn.snapshot.files import LOCK, FileLock, Files
 if TYPE_CHECKING:
     from streamlearn.publish.publication import Publication
     from streamlearn.publish.publisher import AdapterPublisher
+    from streamlearn.regimes.canaries import Canary
 
 # The other modules of publishing are imported where they are used: most daemons publish nothing.
 # ruff: noqa: PLC0415
@@ -54,6 +55,18 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> 
     for section in (own.vllm, own.hub):
         if section is not None and section.token_file is not None:
             read_token(section.token_file, min_chars=1)
+
+
+def check_canaries(settings: Settings, canaries: "Sequence[Canary]") -> None:
+    """Check that the gate could find harm on each slice.
+
+    Raises:
+        ConfigError: a slice has too few records.
+    """
+    if settings.publish is not None:
+        from streamlearn.publish.gate import Gate
+
+        Gate(settings.publish.level, settings.publish.min_holdout_records).check_canaries(canaries)
 
 
 def check_disk(settings: Settings) -> None:
@@ -128,16 +141,23 @@ def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) ->
 
 
 def open_publisher(
-    settings: Settings, config: HeadLoraConfig, shape: Outline, learner: Learner, backbone: Backbone
+    settings: Settings,
+    config: HeadLoraConfig,
+    shape: Outline,
+    learner: Learner,
+    backbone: Backbone,
+    canaries: "Sequence[Canary]",
 ) -> "AdapterPublisher | None":
     """Open the folder, the replicas and the hub; None without a section `publish`. The thread is not started yet.
 
     Raises:
+        ConfigError: a slice of the canaries has too few records.
         PublicationError: the folder cannot be written, or another backbone was published in it.
     """
     own = settings.publish
     if own is None:
         return None
+    check_canaries(settings, canaries)
     from streamlearn.export.formats import BaseModel
     from streamlearn.publish.folder import ADAPTERS, PublicationFiles
     from streamlearn.publish.gate import ScoringQueue
@@ -164,7 +184,7 @@ def open_publisher(
         write_vectors(target, backbone.token_vectors)
 
     targets = Targets(folder, folder.write_tokenizer(save), base, fleet, upload)
-    return AdapterPublisher(settings, config, run, targets, scoring)
+    return AdapterPublisher(settings, config, run, targets, scoring, canaries=canaries)
 
 
 def forget_run(state: Path) -> None:

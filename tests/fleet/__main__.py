@@ -94,6 +94,7 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
                 _learn(fleet, publications, train[task])
                 phases.append(_scored(f"after {task}", given.scored_s))
             killer.join(START_S)
+            phases.append(_scored("with both servers", given.scored_s))
         finally:
             clients.stop()
             publications.stop()

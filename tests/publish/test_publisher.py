@@ -168,6 +168,52 @@ def test_garbage_never_reaches_a_replica(make: Callable[..., Settings], tmp_path
     assert published(tmp_path).regimes[0].adapter == clean[-1]
 
 
+def test_a_version_that_harms_a_slice_of_the_canaries_is_held_back(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Answers that fit their own regime and spoil others: better on its hold-out records, worse on one slice."""
+    rows = [
+        {"prompt": TASKS[task][0].format(1234 + 777 * i), "completion": TASKS[task][1], "slice": task}
+        for task in ("sums", "cities")
+        for i in range(8)
+    ]
+    general = tmp_path / "general.jsonl"
+    general.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    sections = publishing(tmp_path, max_canary_harm=0.5)
+    sections["holdout"] = {**sections["holdout"], "canaries": [general]}
+    lines = [
+        orjson.dumps({"prompt": TASKS["cities"][0].format(1000 + 7919 * i % 9000), "completion": " Paris"})
+        for i in range(150)
+    ]
+    with capture_logs() as logs, patient(make(lines, **sections)) as daemon:
+        daemon.run()
+        row = daemon.publisher.status.regimes[0]
+    assert row.held_back == "worse_on_canary"
+    assert row.loss is not None
+    assert row.backbone_loss is not None
+    assert row.loss < row.backbone_loss
+    sums, cities = row.canaries
+    assert sums.loss > sums.backbone_loss + 0.5
+    assert cities.loss < cities.backbone_loss
+    assert set(sums.worst) < {f"general.jsonl:{offset}" for offset in range(8)}
+    held = [log for log in logs if log["event"] == Event.VERSION_HELD_BACK and log["reason"] == "worse_on_canary"]
+    assert held[-1]["canaries"].keys() == {"sums"}
+
+
+def test_the_card_of_a_version_has_its_canaries(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """By slice, beside the backbone's loss."""
+    general = tmp_path / "general.jsonl"
+    general.write_bytes(b'{"text": "the lazy dog"}\n' * 8)
+    sections = publishing(tmp_path, max_canary_harm=100.0)
+    sections["holdout"] = {**sections["holdout"], "canaries": [general]}
+    with patient(make(stream("animals", per_task=110), **sections)) as daemon:
+        daemon.run()
+        [score] = daemon.publisher.status.regimes[0].canaries
+    [name] = published(tmp_path).adapters
+    card = (tmp_path / "published" / "adapters" / name / "README.md").read_text()
+    assert f"| general | 8 | {score.loss:.4f} | {score.backbone_loss:.4f} |" in card
+
+
 def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings], tmp_path: Path) -> None:
     """The answers changed for good: with approval the next version is published, and only that one."""
     lines = stream("animals", per_task=110) + [
