@@ -257,9 +257,11 @@ class PublishSettings(Section):
     """
 
     folder: Path
-    """Folder of the publication, relative to the configuration file; the gateway reads it, and so do the replicas."""
+    """Folder of the publication, relative to the configuration file, written by one daemon; the gateway and the
+    replicas read it."""
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """First part of every version's name: NAME-regime-3@184 is regime 3 after 184 updates."""
+    """First part of every version's name: NAME-regime-3@184-5d3c1f is regime 3 after 184 updates of
+    run 5d3c1f."""
     base_model: str | None = None
     """Name under which the replicas serve the untouched backbone, different from name; by default its hub id or
     folder."""
