@@ -311,8 +311,8 @@ def check_config(
     settings = load_settings(config)
     from streamlearn.cli.doctor import check_backbone  # noqa: PLC0415 - imports torch
 
-    text = without_credentials(f"{config}: {check_backbone(settings)}")
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    result = without_credentials(f"{config}: {check_backbone(settings)}")
+    out.print(result, markup=False, highlight=False, soft_wrap=True)
     if sample:
         from streamlearn.cli.sample import sample as read_sample  # noqa: PLC0415
 

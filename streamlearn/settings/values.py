@@ -182,7 +182,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping, refusing duplicate keys, before other mappings are merged into it."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: dict[str, yaml.Mark] = {}
         for key_node, _ in node.value:
             key = str(key_node.value).replace(".", "_")

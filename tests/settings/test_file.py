@@ -376,7 +376,12 @@ def sections(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("path", sections(Settings), ids=".".join)
 def test_a_section_without_keys_is_absent(tmp_path: Path, path: tuple[str, ...]) -> None:
     """YAML reads it as null where all keys are commented out."""
-    parents = {"publish": {"folder": "p"}, "records": {}, "track": {}, "source": {"jsonl": {"path": "data.jsonl"}}}
+    parents: dict[str, Any] = {
+        "publish": {"folder": "p"},
+        "records": {},
+        "track": {},
+        "source": {"jsonl": {"path": "data.jsonl"}},
+    }
     empty = jsonl(**({path[0]: None} if len(path) == 1 else {path[0]: {**parents[path[0]], path[1]: None}}))
     if path in (("source",), ("source", "jsonl")):
         with pytest.raises(ConfigError, match=r"source: (required, but missing|exactly one of .* found none)"):
@@ -386,17 +391,21 @@ def test_a_section_without_keys_is_absent(tmp_path: Path, path: tuple[str, ...])
         assert load(write(tmp_path, empty)) == load(write(tmp_path, without))
 
 
+def schema_of(annotation: Any) -> Any:
+    return TypeAdapter(annotation).json_schema()
+
+
 def numbers(kind: str) -> list[tuple[str, ...]]:
     """Every setting that may be a number of this kind, by its keys."""
     return [
         (*path, name)
         for path in ((), *sections(Settings))
         for name, field in section_at(Settings, path).model_fields.items()  # type: ignore[union-attr]
-        if section_type(field.annotation) is None and f"'{kind}'" in str(TypeAdapter(field.annotation).json_schema())
+        if section_type(field.annotation) is None and f"'{kind}'" in str(schema_of(field.annotation))
     ]
 
 
-REQUIRED = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "kafka": LOCAL,
     "jsonl": {"path": "a"},
     "publish": {"folder": "p"},
@@ -433,7 +442,7 @@ def test_every_wait_is_one_that_the_system_can_wait_for() -> None:
     assert len(waits) > 10
     for path in waits:
         field = section_at(Settings, path[:-1]).model_fields[path[-1]]  # type: ignore[union-attr]
-        schema = TypeAdapter(Annotated[field.annotation, field]).json_schema()
+        schema = schema_of(Annotated[field.annotation, field])
         longest = min(option["maximum"] for option in schema.get("anyOf", [schema]) if "maximum" in option)
         assert longest < (2**31 / 1000 if "timeout" in path[-1] and path[-1] != "stall_timeout_s" else TIMEOUT_MAX), (
             path

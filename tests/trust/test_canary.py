@@ -163,7 +163,8 @@ NEEDED: dict[str, Any] = {
 def texts(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every setting that holds text, by its keys, and the type of its value in JSON."""
     for name, field in model.model_fields.items():
-        section, schema = section_type(field.annotation), str(TypeAdapter(field.annotation).json_schema())
+        annotation: Any = field.annotation
+        section, schema = section_type(annotation), str(TypeAdapter(annotation).json_schema())
         if section is not None:
             yield from texts(section, (*path, name))
         elif "'string'" in schema and "enum" not in schema:
@@ -181,8 +182,9 @@ def test_no_message_shows_the_credentials_of_a_url(
     monkeypatch.setattr("streamlearn.daemon.build.open_source", partial(open_source, start_timeout_s=0.1))
     monkeypatch.setattr("streamlearn.daemon.build.open_dead_letters", partial(open_dead_letters, start_timeout_s=0.1))
     (tmp_path / "records.jsonl").write_bytes(b'{"prompt": "say", "completion": " it"}\n' * 3)
+    source = "kafka" if "kafka" in path or path == ("dead_letters", "topic") else "jsonl"
     tree = {
-        "source": {"kafka" if "kafka" in path or path == ("dead_letters", "topic") else "jsonl": {}},
+        "source": {source: NEEDED[source]},
         "backbone": {"model": str(backbone), "dtype": "float32"},
         "adapter": {"num_heads": 4},
         "serve": {"port": 0},
@@ -196,9 +198,7 @@ def test_no_message_shows_the_credentials_of_a_url(
         )
         for depth, name in reversed(list(enumerate(path))):
             values = {**(NEEDED.get(path[depth - 1], {}) if depth else {}), name: values}
-        [source] = tree["source"]
-        given = merged(merged(tree, {"source": {source: NEEDED[source]}}), values)
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(given))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(merged(tree, values)))
         outputs = []
         for command in ("check-config", "doctor", "run")[: 3 if form is FORMS[0] else 1]:
             done = CliRunner().invoke(app, [command, "--config", str(tmp_path / "config.yaml")])
