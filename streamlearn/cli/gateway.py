@@ -11,6 +11,7 @@ from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.gateway.app import MAX_CONNECTIONS, create_app
 from streamlearn.http.guards import read_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.settings import GatewaySettings
 
 CHECK_S = 1.0
@@ -40,6 +41,7 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
         StreamlearnError: the server ended by itself.
     """
     configure_logging("info")
+    configure_tracing("streamlearn-gateway")
     stopping = threading.Event()
 
     def stop(signal: str) -> None:

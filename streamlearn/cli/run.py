@@ -21,6 +21,7 @@ from streamlearn.errors import ConfigError, StreamlearnError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app, health_app
 from streamlearn.serve.models import SnapshotRow
@@ -64,6 +65,7 @@ def run_daemon(
         run_follower(settings, place)
         return
     configure_logging(settings.log.level, settings.log.style)
+    configure_tracing("streamlearn")
     dump_stacks_on_abort()
     clock = Clock()
     manager = ServiceManager.from_environment(os.environ)
