@@ -14,7 +14,7 @@
     ├── SnapshotError                 state cannot be written or read                            exit 74
     │   └── SnapshotDamagedError      a checksum fails; the previous snapshot is tried           exit 74
     ├── PublicationError              a published folder cannot be read or written; retried      exit 74
-    ├── StateLockedError              another daemon uses the state folder                       exit 75
+    ├── StateLockedError              another daemon uses the state, or writes the same files    exit 75
     ├── RankLostError                 another process of the run died or hangs; restart          exit 75
     ├── DivergedError                 updates are still not finite after a rollback              exit 70
     ├── RecordError                   one record is unusable; it becomes a dead letter           -
@@ -39,6 +39,8 @@ class StreamlearnError(Exception):
     """Base class of every error that this package raises on purpose."""
 
     exit_code: ClassVar[int] = 70
+    is_logged = False
+    """Whether an event says what it says."""
 
 
 class ConfigError(StreamlearnError):
@@ -96,7 +98,7 @@ class PublicationError(StreamlearnError):
 
 
 class StateLockedError(StreamlearnError):
-    """Another daemon holds the lock of the state folder."""
+    """Another daemon holds the lock of the state folder, of `publish.folder` or of `dead_letters.file`."""
 
     exit_code: ClassVar[int] = 75
 

@@ -8,6 +8,7 @@ structlog hears of warnings and errors only, by `warnings`.
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Literal, TextIO, cast
@@ -22,6 +23,8 @@ class Event(StrEnum):
     DAEMON_STARTED = "daemon_started"
     DAEMON_STOPPED = "daemon_stopped"
     DAEMON_FAILED = "daemon_failed"
+    THREAD_FAILED = "thread_failed"
+    LIBRARY_LOGGED = "library_logged"
     PROCESSES_JOINED = "processes_joined"
     STOP_REQUESTED = "stop_requested"
     DTYPE_CHOSEN = "dtype_chosen"
@@ -54,6 +57,7 @@ class Event(StrEnum):
     REGIME_DROPPED = "regime_dropped"
     HOLDOUT_SCORED = "holdout_scored"
     HOLDOUT_NOT_FINITE = "holdout_not_finite"
+    CANARIES_SCORED = "canaries_scored"
     STEP_TAKEN = "step_taken"
     UPDATE_REFUSED = "update_refused"
     OUT_OF_MEMORY_RETRIED = "out_of_memory_retried"
@@ -79,10 +83,13 @@ class Event(StrEnum):
     REPLICA_REACHED = "replica_reached"
     REPLICA_LOST = "replica_lost"
     REPLICA_REFUSED = "replica_refused"
+    REPLICA_ADAPTER_REPLACED = "replica_adapter_replaced"
+    REPLICA_VERSIONS_VANISHED = "replica_versions_vanished"
     TRACKING_FAILED = "tracking_failed"
     TRACKING_RECOVERED = "tracking_recovered"
     GATEWAY_STARTED = "gateway_started"
     GATEWAY_STOPPED = "gateway_stopped"
+    GATEWAY_FAILED = "gateway_failed"
     PUBLICATION_TAKEN_UP = "publication_taken_up"
     PUBLICATION_REFUSED = "publication_refused"
     PUBLICATION_DELAYED = "publication_delayed"
@@ -134,10 +141,10 @@ def _ignore(event: str, **fields: object) -> None:
 
 def configure_logging(
     level: str = "info", style: Literal["auto", "json", "console"] = "auto", stream: TextIO | None = None
-) -> None:
-    """Write events of at least `level` to `stream`, by default standard error.
+) -> bool:
+    """Write events of at least `level` to `stream`, by default standard error; return whether they are JSON.
 
-    The style `auto` is `console` on a terminal and `json` elsewhere.
+    The style `auto` is `console` on a terminal and `json` elsewhere. Colors are where tables have them.
     """
     target = stream if stream is not None else sys.stderr
     console = style == "console" or (style == "auto" and target.isatty())
@@ -148,8 +155,11 @@ def configure_logging(
         structlog.processors.StackInfoRenderer(),
     ]
     if console:
-        plain = structlog.dev.plain_traceback
-        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain))
+        from rich.console import Console  # noqa: PLC0415 - not needed for JSON
+
+        terminal, plain = Console(file=target), structlog.dev.plain_traceback
+        colors = terminal.color_system is not None and not terminal.no_color
+        shared.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain))
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(
             show_locals=False
@@ -162,6 +172,7 @@ def configure_logging(
         logger_factory=lambda *_: _Lines(target),
         cache_logger_on_first_use=False,
     )
+    return not console
 
 
 class _Lines(structlog.PrintLogger):
@@ -176,4 +187,8 @@ class _Lines(structlog.PrintLogger):
 
 
 def _to_json(event: dict[str, Any], **_: object) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    return orjson.dumps(event, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)

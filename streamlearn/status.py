@@ -16,10 +16,31 @@ HELD_BACK = (
     "too_few_records",
     "worse_than_backbone",
     "worse_than_published",
+    "worse_on_canary",
     "answers_changed",
     "not_loaded",
 )
 """Why a version is not published, see `publish.gate.HeldBack`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceScore:
+    """Loss of a regime on one slice of the canaries."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    slice: str
+    """Its name."""
+    records: int
+    """Records in the slice."""
+    loss: float
+    """Mean loss of the regime over those records, nats per token."""
+    backbone_loss: float
+    """Mean loss of the untouched backbone."""
+    p_value: float | None = None
+    """p-value of the gate's test that the regime is no worse; null outside of the gate."""
+    worst: tuple[str, ...] = ()
+    """Records whose loss rose most, as FILE:OFFSET, at most 5, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +55,7 @@ class RegimePublication:
     """Name of the published version; null if there is none, and then the untouched backbone answers."""
     held_back: str | None = None
     """Why the newest version is not published: too_few_records, worse_than_backbone, worse_than_published,
-    answers_changed or not_loaded; null if it is."""
+    worse_on_canary, answers_changed or not_loaded; null if it is."""
     step: int | None = None
     """Optimizer updates in the newest version that was tested; the values below are of it."""
     records: int | None = None
@@ -47,6 +68,8 @@ class RegimePublication:
     """Loss of the untouched backbone on all hold-out records."""
     p_value: float | None = None
     """Smallest p-value of the tests that it is no worse; it is held back at or below publish.level."""
+    canaries: tuple[SliceScore, ...] = ()
+    """The newest version on the canaries, by slice; empty if it was held back before, and without canaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +231,10 @@ class RegimeStatus:
     """Best accuracy since its last segment ended; null before that, and until it is scored for it."""
     end_accuracy: float | None = None
     """Accuracy at the end of its last segment; null before that, and until it is scored for it."""
+    canaries: tuple[SliceScore, ...] = ()
+    """Its newest scores on the canaries, by slice; empty before the first, and without canaries."""
+    canaries_step: int | None = None
+    """Optimizer updates made before that scoring."""
 
     @property
     def now(self) -> Scoring | None:
@@ -266,6 +293,15 @@ class ShiftStatus:
     """Regime whose adapter was copied as the new one's start; null when it started from nothing."""
     refused_return: int | None = None
     """Known regime that the inputs look like; by its losses the new one is another. Null when there is none."""
+    tokens_came: tuple[str, ...] = ()
+    """At most 10 words with tokens that inputs of the new regime have more often than those of the previous one, the
+    clearest first. Empty for shifts of the answers."""
+    tokens_went: tuple[str, ...] = ()
+    """The same with both regimes exchanged."""
+    typical_records: tuple[str, ...] = ()
+    """At most 3 records nearest to the mean of the regime's first ones, as TOPIC:PARTITION:OFFSET."""
+    typical_records_before: tuple[str, ...] = ()
+    """At most 3 hold-out records of the previous regime, or of the one that was split, nearest to their mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +361,7 @@ class AdaptationStatus(ForgettingMeans):
     probe_seconds: float = 0.0
     """Time spent on probes by this process."""
     holdout_seconds: float = 0.0
-    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    """Training time spent on scoring hold-out records and canaries by this process; idle time is not counted."""
     adapters_in_memory: int = 0
     """Adapters that are not at rest in files; 1 where regimes share one."""
     adapter_reads: int = 0

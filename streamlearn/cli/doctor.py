@@ -48,8 +48,9 @@ from streamlearn.http.server import Listener, bind, tls_context
 from streamlearn.learner.learner import Rehearsal
 from streamlearn.model_files import find_start, locate
 from streamlearn.publish import open as publishing
+from streamlearn.regimes.canaries import read_canaries
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot.files import StateLock
+from streamlearn.snapshot.files import LOCK, DeadLetterLock, StateLock
 from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
@@ -108,10 +109,10 @@ class Doctor:
         checks: tuple[tuple[str, Callable[[], tuple[Level, str]], tuple[str, ...]], ...] = (
             ("clock", self._clock, ()),
             ("backbone", self._backbone, ()),
-            ("publishing", self._publishing, ()),
             ("trackers", self._trackers, ()),
             ("arithmetic", self._arithmetic, ()),
             ("state folder", self._state, ()),
+            ("publishing", self._publishing, ()),
             ("snapshots", self._snapshots, ("state folder", "backbone")),
             ("disk", self._disk, ("state folder",)),
             ("regimes", self._regimes, ("backbone", "state folder")),
@@ -160,6 +161,8 @@ class Doctor:
             return Level.OK, "off: there is no section publish"
         publishing.check(self.settings, adapter_of(self.settings), self._shape)
         publishing.check_disk(self.settings)
+        if (own.folder / LOCK).exists() and not self._locked:
+            publishing.folder_lock(own.folder).release()
         targets = [f"{own.folder}{'' if own.folder.exists() else ', which will be created'}"]
         if own.vllm is not None:
             targets.append(f"vLLM servers: {len(own.vllm.replicas)}, not asked")
@@ -333,6 +336,8 @@ class Doctor:
         obstacle = _obstacle_to_append(file) if file.exists() else _obstacle_to_create(file)
         if obstacle:
             raise DeadLetterError(f"{file}: cannot be written, {obstacle}; set dead_letters.file or dead_letters.topic")
+        if self.settings.dead_letters.file is not None and file.exists() and not self._locked:
+            DeadLetterLock(file).release()
         return Level.OK, f"{file}"
 
     def _http(self) -> tuple[Level, str]:
@@ -428,7 +433,8 @@ def check_backbone(settings: Settings) -> str:
     shape = None if missing else outline(settings.backbone, settings.adapter)
     if shape is not None:
         check_adapter(config, shape.linears, shape.tower_linears)
-        decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
+        decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))  # also checks the chat template
+        publishing.check_canaries(settings, read_canaries(settings.holdout.canaries, decoder, settings.stream))
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:

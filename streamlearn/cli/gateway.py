@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from streamlearn.cli.streams import failures_as_events
 from streamlearn.daemon.process import StopSignals
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import Event, configure_logging, get_logger
@@ -40,7 +41,11 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
         ConfigError: a token cannot be read, or the address cannot be bound.
         StreamlearnError: the server ended by itself.
     """
-    configure_logging("info")
+    with failures_as_events(_log, Event.GATEWAY_FAILED, as_json=configure_logging("info")):
+        _serve(settings, signals)
+
+
+def _serve(settings: GatewaySettings, signals: StopSignals) -> None:
     configure_tracing("streamlearn-gateway")
     stopping = threading.Event()
 

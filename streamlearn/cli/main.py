@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli import controls, dead_letters
+from streamlearn.cli import controls, dead_letters, streams
 from streamlearn.cli.feed import feed
 from streamlearn.cli.init import init, schema
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
@@ -42,17 +42,25 @@ class ExportFormat(StrEnum):
 
 
 _TYPER_USAGE_ERROR = 2  # sysexits.h says 64
+_SERVICES = ("run", "gateway")
+"""Commands that print for people only; the result of all others is their output."""
 
 
 def main() -> None:
     """Run the command line. A StreamlearnError ends it with one message and its exit code, never with a traceback."""
+    streams.guard()
     configure_logging("warning")  # to standard error; `run` applies the configuration's own level
     try:
         app()
     except StreamlearnError as error:
-        err.print(f"streamlearn: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if not error.is_logged:
+            err.print(f"streamlearn: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except SystemExit as finished:
+        lost = streams.lost_output()
+        if not finished.code and lost is not None and sys.argv[1:2] not in ([name] for name in _SERVICES):
+            err.print(f"streamlearn: standard output cannot be written: {lost}", style="red", soft_wrap=True)
+            sys.exit(os.EX_IOERR)
         sys.exit(UsageError.exit_code if finished.code == _TYPER_USAGE_ERROR else finished.code)
 
 

@@ -18,7 +18,7 @@ from streamlearn.cli.options import Cell, ignored_counts, render_table
 from streamlearn.errors import SourceError
 from streamlearn.serve.models import PublicationView, RegimesView, ShiftsView, StatusView
 from streamlearn.settings import Settings
-from streamlearn.status import FallbackStatus, RegimePublication, RegimeStatus, ShiftStatus
+from streamlearn.status import FallbackStatus, RegimePublication, RegimeStatus, ShiftStatus, SliceScore
 
 SHOWN_SHIFTS = 10
 SHOWN_REGIMES = 20
@@ -94,6 +94,8 @@ def tables(responses: dict[str, Any]) -> RenderableType:
     if status.degraded:
         parts.insert(0, Text(f"degraded: {status.degraded}", style="yellow"))
     parts.append(_regimes(regimes) if regimes else _NO_REGIME)
+    if any(regime.canaries for regime in regimes):
+        parts += ["", _canaries(regimes)]
     if shifts.shifts:
         newest = shifts.shifts[-SHOWN_SHIFTS:]
         total = sum(shifts.total.values())
@@ -184,6 +186,29 @@ def _regimes(remembered: tuple[RegimeStatus, ...], most: int = SHOWN_REGIMES) ->
     )
 
 
+def _canaries(regimes: tuple[RegimeStatus, ...]) -> Table:
+    """Each regime on each slice, the largest harm first."""
+    rows = [(regime, row) for regime in regimes for row in regime.canaries]
+    rows.sort(key=lambda pair: pair[1].backbone_loss - pair[1].loss)
+    columns: dict[str, Cell[tuple[RegimeStatus, SliceScore]]] = {
+        "regime": lambda pair: str(pair[0].number),
+        "slice": lambda pair: pair[1].slice,
+        "records": lambda pair: f"{pair[1].records}",
+        "loss": lambda pair: _number(pair[1].loss),
+        "of the\nbackbone": lambda pair: _number(pair[1].backbone_loss),
+        "harm": lambda pair: _number(pair[1].loss - pair[1].backbone_loss, "{:+.3f}"),
+        "scored\nat step": lambda pair: f"{pair[0].canaries_step:,}",
+        "worst records": lambda pair: " ".join(pair[1].worst[:2]),
+    }
+    return render_table(
+        rows[:SHOWN_REGIMES],
+        columns,
+        text=("slice", "worst records"),
+        title=f"worst {SHOWN_REGIMES} of {len(rows)} canary scores" if len(rows) > SHOWN_REGIMES else "canaries",
+        caption="Losses are means over records from outside the stream, nats per token.",
+    )
+
+
 def _shifts(shifts: tuple[ShiftStatus, ...], title: str) -> Table:
     """The first regime is no shift: it has no evidence."""
     columns: dict[str, Cell[ShiftStatus]] = {
@@ -211,9 +236,19 @@ _REASONS = {
     "too_few_records": "held back: too few hold-out records",
     "worse_than_backbone": "held back: worse than the backbone",
     "worse_than_published": "held back: worse than the published version",
+    "worse_on_canary": "held back: worse on canaries",
     "answers_changed": "held back: the answers changed",
     "not_loaded": "held back: no replica could load it",
 }
+
+
+def _newest(regime: RegimePublication) -> str:
+    """The newest version's fate; harm is on the slice with the smallest p-value."""
+    said = _REASONS.get(regime.held_back or "", "published")
+    if regime.held_back != "worse_on_canary":
+        return said
+    row = min(regime.canaries, key=lambda row: 1.0 if row.p_value is None else row.p_value)
+    return f"{said}, slice {row.slice} ({', '.join(row.worst)})"
 
 
 def publication_table(publication: PublicationView) -> RenderableType:
@@ -225,7 +260,7 @@ def publication_table(publication: PublicationView) -> RenderableType:
         columns: dict[str, Cell[RegimePublication]] = {
             "regime": lambda regime: str(regime.number),
             "published": lambda regime: regime.version or "-",
-            "newest": lambda regime: _REASONS.get(regime.held_back or "", "published"),
+            "newest": _newest,
             "hold-out\nloss": lambda regime: _number(regime.loss),
             "of the\npublished": lambda regime: _number(regime.published_loss),
             "of the\nbackbone": lambda regime: _number(regime.backbone_loss),

@@ -23,6 +23,7 @@ from streamlearn.export.lora import expert_weights, plain_lora
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Compute, Learner
 from streamlearn.learner.memory import random_state, restore_random_state
+from streamlearn.regimes.canaries import read_canaries
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
@@ -83,7 +84,9 @@ class Model:
             self.learner.hooks = BaselineHooks(self.learner, wanted, settings)
         self.decoder = decoder_of(settings, self.backbone)
         vectors = self.backbone.token_vectors
-        self.adaptation = Regimes(self.learner, settings, self.decoder.with_images, vectors)
+        canaries = read_canaries(settings.holdout.canaries, self.decoder, settings.stream)
+        decoder = self.decoder
+        self.adaptation = Regimes(self.learner, settings, decoder.with_images, decoder.text, vectors, canaries=canaries)
         trainable = sum(p.numel() for p in self.learner.optimizer.parameters())
         _log.info(Event.ADAPTER_ATTACHED, preset=settings.adapter.preset, parameters=trainable)
 

@@ -41,12 +41,10 @@ class StopSignals:
     def __init__(self) -> None:
         self._on_signal: Callable[[str], object] = _exit_cleanly  # 1.
         self._received: str | None = None
-        self._terminals: list[int] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle the signals inside the block. A SIGHUP that is ignored stays ignored, as nohup(1) expects."""
-        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
         before = {number: signal.signal(number, self._handle) for number in handled}
         try:
@@ -68,20 +66,8 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
-        if number == signal.SIGHUP:
-            self._detach_closed_terminals()
         self._received = signal.Signals(number).name
         self._on_signal(self._received)
-
-    def _detach_closed_terminals(self) -> None:
-        """Send output to /dev/null where its terminal is gone: a write there would fail before the snapshot."""
-        closed = [descriptor for descriptor in self._terminals if not os.isatty(descriptor)]
-        if not closed:
-            return
-        null = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in closed:
-            os.dup2(null, descriptor)
-        os.close(null)
 
 
 def _is_ignored_hangup(number: signal.Signals) -> bool:

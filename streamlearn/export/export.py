@@ -20,6 +20,8 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
+from streamlearn.snapshot.files import share
+from streamlearn.status import SliceScore
 from streamlearn.stream.record import Example
 
 ALL_REGIMES = "all-regimes"
@@ -128,6 +130,7 @@ class Exporter:
             num_linears=len(complete.layers),
             is_approximate=self._config.num_experts > 1,
             losses=losses,
+            canaries=self._canaries(lora),
         )
         try:
             shutil.rmtree(staging, ignore_errors=True)
@@ -137,6 +140,7 @@ class Exporter:
             else:
                 formats.write_peft(staging, lora, self._options.base)
             (staging / "README.md").write_text(card(exported), encoding="utf-8")
+            share(staging)
             staging.rename(target)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -165,6 +169,10 @@ class Exporter:
             )
         gates = mean_gates(self._learner, adapter, slot, examples, pack_tokens=self._pack_tokens)
         return plain_lora(weights, self._config, gates)
+
+    def _canaries(self, lora: PlainLora) -> tuple[SliceScore, ...]:
+        scores = self._adaptation.canary_scores
+        return scores.measure(NO_REGIME, parallel_adapter=PlainLoraAdapter(lora)) if scores.canaries else ()
 
     def _examples(self, slot: int | None) -> tuple[Example, ...]:
         slots = self._adaptation.numbers if slot is None else [slot]

@@ -75,7 +75,7 @@ def _is_query(request: Request) -> bool:
 
 
 class Defaults:
-    """Routes HEAD as GET, and marks responses as not to be cached unless they say otherwise."""
+    """Routes HEAD as GET and a path with a slash at its end as without, and marks responses as not to be cached."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -86,8 +86,10 @@ class Defaults:
                 MutableHeaders(scope=message).setdefault("cache-control", "no-store")
             await send(message)
 
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # a copy: the server's own scope keeps HEAD and leaves out the body
+        if scope["type"] == "http":
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            # A copy: the server's own scope keeps HEAD and leaves out the body.
+            scope = {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
         await self.app(scope, receive, send_uncached)
 
 

@@ -85,8 +85,8 @@ class Traced:
 
 
 @contextmanager
-def request_to(server: str, **attributes: str) -> Iterator[Mapping[str, str]]:
-    """A span of a request to another server; yields the headers that name it, none without tracing."""
+def request_to(server: str, model: str) -> Iterator[Mapping[str, str]]:
+    """A span of a request to a model server, until its answer begins; yields the headers that name it, if any."""
     if _tracer is None:
         yield {}
         return
@@ -94,7 +94,7 @@ def request_to(server: str, **attributes: str) -> Iterator[Mapping[str, str]]:
     from opentelemetry.trace import SpanKind
 
     headers: dict[str, str] = {}
-    values = {"server.address": server, **attributes}
+    values = {"server.address": server, "streamlearn.model": model}
     with _tracer.start_as_current_span("POST", kind=SpanKind.CLIENT, attributes=values):
         inject(headers)
         yield headers

@@ -12,10 +12,15 @@ So it is also compared on the records that the published version was tested on. 
 sample was replaced, which happens when the regime's answers changed: then nothing can show that the new version is no
 worse, and an operator decides.
 
+Canaries show harm to what the stream does not contain. Each of their S slices has a test against the backbone, with the
+accepted harm subtracted from eq. (1), at level / S (Bonferroni): together they hold a version back that has no more
+harm with at most probability `level`.
+
 `ScoringQueue` has the losses computed by the thread that owns the model. `RegimeGate` applies the tests to every regime
 of a snapshot, and remembers what cannot change.
 """
 
+import math
 import queue
 import threading
 from collections import Counter
@@ -30,7 +35,7 @@ from scipy.stats import permutation_test
 
 from streamlearn.adapters.context import NO_REGIME
 from streamlearn.backbone.lora import PlainLora
-from streamlearn.errors import StreamlearnError
+from streamlearn.errors import ConfigError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.export.lora import PlainLoraAdapter
 from streamlearn.learner.evaluate import ExampleScore, score
@@ -38,8 +43,9 @@ from streamlearn.learner.learner import Learner
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.publication import Version
 from streamlearn.publish.snapshot import RegimeOfSnapshot, SnapshotRegimes
+from streamlearn.regimes.canaries import Canary, by_slice, mean_loss, slice_scores
 from streamlearn.regimes.holdout import TimeBudget
-from streamlearn.status import RegimePublication
+from streamlearn.status import RegimePublication, SliceScore
 from streamlearn.stream.record import Example
 
 BACKBONE = ""
@@ -59,6 +65,8 @@ class HeldBack(StrEnum):
     """The regime has fewer hold-out records than `publish.min_holdout_records`."""
     WORSE_THAN_BACKBONE = "worse_than_backbone"
     WORSE_THAN_PUBLISHED = "worse_than_published"
+    WORSE_ON_CANARY = "worse_on_canary"
+    """On a slice of the canaries, worse than the backbone by more than `publish.max_canary_harm`."""
     ANSWERS_CHANGED = "answers_changed"
     """The answers changed, or may have: also where a regime began as the refused return of another. Or the regime was
     split. An operator decides."""
@@ -87,6 +95,8 @@ class GateDecision:
     backbone: Comparison | None = None
     published: Comparison | None = None
     """On all records, or on those of the published version if it is worse there; None without a published version."""
+    canaries: tuple[SliceScore, ...] = ()
+    """One per slice; empty unless the version passed the other tests."""
 
 
 Losses = Mapping[str, float]
@@ -99,6 +109,7 @@ class Gate:
 
     level: float
     min_records: int
+    max_canary_harm: float = 0.0
 
     def unscored(self, records: Collection[str], tested_on: Collection[str] | None) -> HeldBack | None:
         """Return the reason that holds a version back whatever its losses are.
@@ -134,6 +145,45 @@ class Gate:
             if comparison.p_value <= self.level:
                 return GateDecision(HeldBack.WORSE_THAN_PUBLISHED, with_backbone, comparison)
         return GateDecision(None, with_backbone, with_published)
+
+    def check_canaries(self, canaries: Sequence[Canary]) -> None:
+        """Check that each slice has enough records for its test to fail.
+
+        Raises:
+            ConfigError: one has too few.
+        """
+        slices = by_slice(canaries)
+        for name, ids in slices.items():
+            if max(0.5 ** len(ids), 1 / (RANDOM_SIGNS + 1)) > self.level / len(slices):
+                raise ConfigError(
+                    f"holdout.canaries: {len(ids)} records of slice {name} cannot show harm at publish.level "
+                    f"{self.level:g} / {len(slices)} slices, expected {_required(self.level / len(slices))}; add "
+                    "records, or join slices"
+                )
+
+    def test_canaries(self, canaries: Sequence[Canary], new: Losses, backbone: Losses) -> tuple[SliceScore, ...]:
+        """Test each slice; losses are by the canaries' ids."""
+        ids = by_slice(canaries)
+        rows = []
+        for row in slice_scores(canaries, new, backbone):
+            accepted = {id_: backbone[id_] + self.max_canary_harm for id_ in ids[row.slice]}
+            test = compare({id_: new[id_] for id_ in ids[row.slice]}, accepted)
+            rows.append(replace(row, p_value=test.p_value))
+        return tuple(rows)
+
+    def harmed(self, slices: Sequence[SliceScore]) -> list[SliceScore]:
+        """Return the slices on which the version is worse."""
+        level = self.level / max(len(slices), 1)
+        return [row for row in slices if row.p_value is not None and row.p_value <= level]
+
+
+def _required(level: float) -> str:
+    """Number of records whose test can fail at a level.
+
+    >>> _required(0.05), _required(1e-5)
+    ('at least 5', 'fewer slices')
+    """
+    return "fewer slices" if level * (RANDOM_SIGNS + 1) < 1 else f"at least {math.ceil(-math.log2(level))}"
 
 
 def compare(new: Losses, other: Losses) -> Comparison:
@@ -268,6 +318,7 @@ class Candidate:
     losses: Losses
     """Of the hold-out records, by digest."""
     backbone: Comparison
+    canaries: tuple[SliceScore, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -284,12 +335,15 @@ class RegimeDecision:
 class RegimeGate:
     """Decides about the regimes of snapshots; remembers the losses of versions and of the backbone."""
 
-    def __init__(self, gate: Gate, scoring: ScoringQueue, folder: PublicationFiles) -> None:
+    def __init__(
+        self, gate: Gate, scoring: ScoringQueue, folder: PublicationFiles, canaries: Sequence[Canary] = ()
+    ) -> None:
         self._gate = gate
+        self._canaries = tuple(canaries)
         self._scoring = scoring
         self._folder = folder
         self._losses: dict[str, dict[str, float]] = {}
-        """Loss of each record, by digest, by hash of the weights or `BACKBONE`."""
+        """Loss of each record, by digest or canary's id, by hash of the weights or `BACKBONE`."""
         self._decisions: dict[int, tuple[str, RegimePublication]] = {}
         """The last decision on each regime, and the weights that it is about."""
         self.num_held_back: Counter[str] = Counter()
@@ -336,12 +390,28 @@ class RegimeGate:
             else self._losses_of(compared.weights_sha256, examples, lambda: self._folder.lora(compared.name)),
             tested_on or (),
         )
+        if decision.held_back is None:
+            decision = self._with_canaries(decision, regime.weights_sha256, lora)
         if decision.held_back is not None:
             return self._held_back(snapshot, regime, version, decision)
         assert decision.backbone is not None
         status = _regime_status(regime, name, snapshot.step, decision)
         self._decisions[regime.number] = (regime.weights_sha256, status)
-        return RegimeDecision(regime, version, Candidate(regime, lora, losses, decision.backbone), status)
+        candidate = Candidate(regime, lora, losses, decision.backbone, decision.canaries)
+        return RegimeDecision(regime, version, candidate, status)
+
+    def _with_canaries(self, decision: GateDecision, weights: str, lora: PlainLora) -> GateDecision:
+        """Add the canaries' tests to those that a version passed."""
+        if not self._canaries:
+            return decision
+        examples = {canary.id: canary.example for canary in self._canaries}
+        slices = self._gate.test_canaries(
+            self._canaries,
+            self._losses_of(weights, examples, lambda: lora),
+            self._losses_of(BACKBONE, examples, lambda: None),
+        )
+        held_back = HeldBack.WORSE_ON_CANARY if self._gate.harmed(slices) else None
+        return replace(decision, held_back=held_back, canaries=slices)
 
     def _held_back(
         self, snapshot: SnapshotRegimes, regime: RegimeOfSnapshot, version: Version | None, decision: GateDecision
@@ -361,6 +431,7 @@ class RegimeGate:
                 published_loss=status.published_loss,
                 backbone_loss=status.backbone_loss,
                 p_value=status.p_value,
+                canaries={row.slice: row.worst for row in self._gate.harmed(decision.canaries)},
             )
         self._decisions[regime.number] = (regime.weights_sha256, status)
         return RegimeDecision(regime, version, None, status)
@@ -371,7 +442,7 @@ class RegimeGate:
         missing = {digest: example for digest, example in examples.items() if digest not in known}
         if missing:
             scores = self._scoring.score(list(missing.values()), load())
-            known |= {digest: row.loss_sum / row.tokens for digest, row in zip(missing, scores, strict=True)}
+            known |= {digest: mean_loss(row) for digest, row in zip(missing, scores, strict=True)}
         return {digest: known[digest] for digest in examples}
 
     def _forget(self, weights: Collection[str]) -> None:
@@ -396,4 +467,5 @@ def _regime_status(
         published_loss=None if decision.published is None else decision.published.other_loss,
         backbone_loss=None if decision.backbone is None else decision.backbone.other_loss,
         p_value=min((comparison.p_value for comparison in compared), default=None),
+        canaries=decision.canaries,
     )

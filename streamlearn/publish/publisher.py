@@ -50,6 +50,7 @@ from streamlearn.publish.gate import (
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, Version
 from streamlearn.publish.replicas import ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
+from streamlearn.regimes.canaries import Canary
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.settings import Settings
 from streamlearn.snapshot.files import Files
@@ -126,6 +127,7 @@ class AdapterPublisher:
         targets: Targets,
         scoring: ScoringQueue,
         *,
+        canaries: Sequence[Canary] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to publish.
@@ -135,7 +137,8 @@ class AdapterPublisher:
             config: The adapter's options: one expert a head, one adapter a regime.
             run: Identity of the daemon's run: regimes of different runs are never compared.
             targets: Destinations of publications.
-            scoring: Scores hold-out records.
+            scoring: Scores hold-out records and canaries.
+            canaries: Records from outside the stream on which no version may be worse.
             clock: Monotonic time in seconds.
         """
         assert settings.publish is not None
@@ -143,7 +146,8 @@ class AdapterPublisher:
         self._targets = targets
         self.scoring = scoring
         self._clock = clock
-        self._gate = RegimeGate(Gate(self._own.level, self._own.min_holdout_records), scoring, targets.folder)
+        gate = Gate(self._own.level, self._own.min_holdout_records, self._own.max_canary_harm)
+        self._gate = RegimeGate(gate, scoring, targets.folder, canaries)
         self._lock = threading.Lock()
         self._pending: Path | None = None
         self._rollback_file = RollbackFile(settings.state)
@@ -329,7 +333,7 @@ class AdapterPublisher:
         if written is not None and written.holdout == tuple(sorted(candidate.losses)):
             return written
         version = Version(
-            name=folder.unused_name(f"{self._own.name}-regime-{regime.number}", snapshot.step),
+            name=folder.unused_name(f"{self._own.name}-regime-{regime.number}", snapshot.step, self._run),
             run=self._run,
             regime=regime.number,
             step=snapshot.step,
@@ -354,6 +358,7 @@ class AdapterPublisher:
             num_linears=len(complete.layers),
             is_approximate=False,
             losses=None,  # the gate's are in version.json
+            canaries=candidate.canaries,
         )
         folder.write_version(version, candidate.lora, card(exported))
         self._unpublished[regime.weights_sha256] = version
@@ -372,6 +377,7 @@ class AdapterPublisher:
         self._replace_publication(
             Publication(
                 name=self._own.name,
+                run=self._run,
                 sequence=0 if self._publication is None else self._publication.sequence + 1,
                 written_at=datetime.now(UTC),  # noqa: TID251 - for people
                 snapshot=snapshot.snapshot.name,

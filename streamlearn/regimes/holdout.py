@@ -74,6 +74,8 @@ class KeptRecord:
     images: tuple[bytes, ...] = ()
     truncation: Truncation | None = None
     sample_type: str | None = None
+    id: str = ""
+    """TOPIC:PARTITION:OFFSET; empty where nobody asks for it, and in snapshots of earlier releases."""
     example: Example = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,10 +83,10 @@ class KeptRecord:
         self.example = Example(self.input_ids, self.labels, self.sample_type, truncation=self.truncation)
 
     @classmethod
-    def from_example(cls, example: Example) -> "KeptRecord":
+    def from_example(cls, example: Example, id_: str = "") -> "KeptRecord":
         """Keep an example; the model's inputs of its images are computed again when they are needed."""
         images = tuple(image.data for image in example.images)
-        record = cls(example.input_ids, example.labels, images, example.truncation, example.sample_type)
+        record = cls(example.input_ids, example.labels, images, example.truncation, example.sample_type, id_)
         record.example = example
         record.drop_inputs()
         return record
@@ -108,12 +110,12 @@ class Reservoir:
         """The sample."""
         return tuple(record.example for record in self.records)
 
-    def take(self, example: Example, seed: tuple[int, ...], *, size: int, every: int = 1) -> bool:
+    def take(self, example: Example, seed: tuple[int, ...], *, size: int, every: int = 1, id_: str = "") -> bool:
         """Count a record, and return whether it is one of every `every`, of which at most `size` are kept."""
         self.seen += 1
         if every == 0 or self.seen % every:
             return False
-        record, number = KeptRecord.from_example(example), self.seen // every
+        record, number = KeptRecord.from_example(example, id_), self.seen // every
         if len(self.records) < size:
             self.records.append(record)
         else:

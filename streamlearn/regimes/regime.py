@@ -11,7 +11,7 @@ from streamlearn.regimes.holdout import KeptRecord, Reservoir, ScoreHistory
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
-from streamlearn.status import RegimeStatus, ShiftStatus
+from streamlearn.status import RegimeStatus, ShiftStatus, SliceScore
 
 NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9 ._:/+-]{0,62}[A-Za-z0-9._:/+-])?")
 """Begins with a letter, so that no name is taken for a number."""
@@ -48,6 +48,10 @@ class Regime:
     scores: ScoreHistory = field(default_factory=ScoreHistory)
     losses: list[float] = field(default_factory=list)
     """Losses of its newest records before each was trained on, nats per learned token; oldest first."""
+    canaries: tuple[SliceScore, ...] = field(default=(), metadata=NOT_SAVED)
+    """Newest scores on the canaries."""
+    canaries_at: int = field(default=-1, metadata=NOT_SAVED)
+    """Step of that scoring; -1: there is none."""
     status: RegimeStatus | None = field(default=None, metadata=NOT_SAVED)
     """As it was published last; None after a change."""
 
@@ -110,6 +114,8 @@ class Regime:
             history=tuple(scores.points),
             best_accuracy=scores.best_accuracy,
             end_accuracy=scores.at_end.accuracy if scores.at_end is not None else None,
+            canaries=self.canaries,
+            canaries_step=self.canaries_at if self.canaries else None,
         )
 
 
@@ -132,6 +138,11 @@ class ShiftReport:
     """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
     refused_return: int | None = None
     """Number of the known regime that the inputs look like and the losses contradict; None: there is none."""
+    tokens_came: tuple[str, ...] = ()
+    tokens_went: tuple[str, ...] = ()
+    typical_records: tuple[str, ...] = ()
+    typical_records_before: tuple[str, ...] = ()
+    """See `ShiftStatus`."""
 
     @property
     def status(self) -> ShiftStatus:

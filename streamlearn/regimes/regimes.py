@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Rehearsal, Step
+from streamlearn.regimes.canaries import Canary, CanaryScores
 from streamlearn.regimes.holdout import DividedBatch, Forgetting, KeptRecord, Role, TimeBudget
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
@@ -40,6 +41,7 @@ from streamlearn.regimes.route import (
     measure_head_start,
 )
 from streamlearn.settings import Settings
+from streamlearn.shift.describe import Place, word_at
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import Featurizer, input_of
@@ -51,6 +53,7 @@ CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
 whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
 the cause, and the answers have not changed."""
+NUM_LISTED = 10  # tokens that came, and that went, at a shift
 MAX_REPORTS = 256  # newest shifts kept for the status and the snapshot
 
 _log = get_logger("shift")
@@ -64,22 +67,30 @@ class Regimes:
         learner: Learner,
         settings: Settings,
         with_images: Callable[[Example, Any], Example],
+        to_text: Callable[[Sequence[int]], str],
         token_vectors: NDArray[np.float16] | None = None,
+        *,
+        canaries: Sequence[Canary] = (),
     ) -> None:
         """Build it; `with_images` rebuilds an example's images from the bytes that a snapshot keeps.
 
+        `to_text` decodes tokens.
         `token_vectors`: see `Featurizer`.
         """
         self._learner = learner
         self._settings = settings
         self._with_images = with_images
+        self._to_text = to_text
         self.state = RegimesState()
         self.monitor = Monitor(settings.shift, Featurizer(settings.seed, token_vectors))
         self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
         self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
         self.budget = TimeBudget(settings.holdout.time_share / 2)
-        """For scoring hold-out records; the other half is for `BackboneComparison`."""
+        """For scoring hold-out records and canaries; the other half is for `BackboneComparison`."""
+        self.canary_scores = CanaryScores(learner, canaries, pack_tokens=settings.stream.batch_tokens)
+        self._saved_at = -1
+        """Step of the newest snapshot."""
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.fallback.losses = self.state.start_losses
         self._router = RequestRouter(
@@ -184,8 +195,32 @@ class Regimes:
                 self.by_slot[slot].status = None
         if shift.parent is None:
             state.current = shift.slot
+        report = self._describe(report)
         self._declare(report)
         return report
+
+    def _describe(self, report: ShiftReport) -> ShiftReport:
+        """Add what tells the records of a shift's regime from those of the regime before it, for people."""
+        shift, monitor = report.shift, self.monitor
+        before = slot_of(self.by_slot, shift.previous if shift.parent is None else shift.parent)
+        first = monitor.first_records(shift.slot)
+        later = [example for _, example in first]
+        report = replace(report, typical_records=tuple(str(first[i][0]) for i in monitor.typical_records(later)))
+        if before is None or before == shift.slot:
+            return report
+        kept, earlier = self.by_slot[before].holdouts.records, self.examples(before)
+        typical = [kept[i].id for i in monitor.typical_records(earlier)]
+        return replace(
+            report,
+            typical_records_before=tuple(id_ for id_ in typical if id_),
+            tokens_came=self._words(monitor.characteristic_tokens(shift.slot, before, later)),
+            tokens_went=self._words(monitor.characteristic_tokens(before, shift.slot, earlier)),
+        )
+
+    def _words(self, places: Sequence[Place]) -> tuple[str, ...]:
+        """The words that the first tokens are part of, each once."""
+        words = dict.fromkeys(word for place in places if (word := word_at(place, self._to_text)))
+        return tuple(islice(words, NUM_LISTED))
 
     def _split(self, report: ShiftReport) -> ShiftReport:
         """Open a regime that was split from another, with a copy of the adapter that learned the records of both.
@@ -301,6 +336,10 @@ class Regimes:
             probe_s=round(report.probe_seconds, 2),
             started_from=report.started_from,
             refused_return=report.refused_return,
+            came=report.tokens_came,
+            went=report.tokens_went,
+            typical=report.typical_records,
+            typical_before=report.typical_records_before,
             **self._transient_expert(report),
         )
 
@@ -322,14 +361,18 @@ class Regimes:
             if slot in self.by_slot and self.by_slot[slot].scores.ended:
                 self._score_at_end(slot)
         roles, holdout = [], self._settings.holdout
-        for slot, example in zip(assigned.slots, assigned.batch.examples, strict=True):
+        for slot, record, example in zip(assigned.slots, assigned.batch.records, assigned.batch.examples, strict=True):
             self.state.records += 1
             regime = self.by_slot.get(slot)
             role = Role.TRAINED
             if regime is not None:
                 regime.count(self.state.records)
                 if regime.holdouts.take(
-                    example, (self._settings.seed, slot), size=holdout.records_per_regime, every=holdout.every_records
+                    example,
+                    (self._settings.seed, slot),
+                    size=holdout.records_per_regime,
+                    every=holdout.every_records,
+                    id_=str(record.id),
                 ):
                     role = Role.HELD_OUT
                 elif regime.is_frozen:
@@ -471,20 +514,46 @@ class Regimes:
         return [routed.slot for routed in self.route(inputs)]
 
     def score_stalest(self, *, idle: bool) -> bool:
-        """Score the hold-out records of one regime when the time budget allows; return whether one was scored.
+        """Score the hold-out records or canaries of one regime when the time budget allows; return whether it did.
 
-        First one whose segment ended, then the one scored longest ago; none while all scores hold.
+        First the hold-out records of one whose segment ended, then the canaries of one that the newest snapshot has
+        changed, then the hold-out records of the one scored longest ago; nothing while all scores hold.
         """
         if not (idle or self.budget.affordable):
             return False
         regimes = [regime for _, regime in sorted(self.by_slot.items()) if regime.holdouts.records]
         stale = [regime for regime in regimes if not self.forgetting.holds(regime.scores)]
         regime = min(stale, key=lambda regime: (not regime.scores.ended, regime.scores.tried_at), default=None)
-        if regime is None:
+        unwatched = None if regime is not None and regime.scores.ended else self._next_for_canaries()
+        if regime is None and unwatched is None:
             return False
         with self.budget.spending(idle=idle):
-            self._score(regime, at_end=regime.scores.ended, idle=idle)
+            if unwatched is not None:
+                self._score_canaries(unwatched)
+            elif regime is not None:
+                self._score(regime, at_end=regime.scores.ended, idle=idle)
         return True
+
+    def _next_for_canaries(self) -> Regime | None:
+        """The regime scored longest ago on the canaries of those that the newest snapshot has changed."""
+        if not self.canary_scores.canaries:
+            return None
+        changed = [regime for regime in self.by_slot.values() if regime.canaries_at < self._changed_by_snapshot(regime)]
+        return min(changed, key=lambda regime: (regime.canaries_at, regime.number), default=None)
+
+    def _changed_by_snapshot(self, regime: Regime) -> int:
+        """Step of the newest snapshot, or of the regime's last update if that was earlier."""
+        return min(self._saved_at, regime.scores.trained_at) if self._learner.per_regime else self._saved_at
+
+    def _score_canaries(self, regime: Regime) -> None:
+        regime.canaries, regime.canaries_at = self.canary_scores.measure(regime.slot), self._learner.number
+        regime.status = None
+        _log.debug(
+            Event.CANARIES_SCORED,
+            regime=regime.number,
+            step=regime.canaries_at,
+            harm={row.slice: round(row.loss - row.backbone_loss, 4) for row in regime.canaries},
+        )
 
     def _score_at_end(self, slot: int) -> None:
         """Score a regime whose segment ended, also where no time is left for it."""
@@ -651,11 +720,12 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
+        self._saved_at = self._learner.number
         return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
-        self.state = state
+        self.state, self._saved_at = state, self._learner.number
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
         self.answers.state = state.answers

@@ -98,7 +98,14 @@ def _holdout(adaptation: AdaptationStatus) -> Iterator[Metric]:
         "segment."
     )
     yield gauge("backward_transfer_ratio", gained, adaptation.backward_transfer)
-    scoring = "Training time spent on scoring hold-out records by this process; idle time is not counted."
+    canary = "Loss of a regime on a slice of the canaries at the last scoring, nats per token."
+    slices = [(str(regime.number), row) for regime in adaptation.regimes for row in regime.canaries]
+    losses = [([number, row.slice], row.loss) for number, row in slices]
+    yield gauges("canary_loss_nats", canary, ["regime", "slice"], losses)
+    backbone = "Loss of the untouched backbone on a slice of the canaries, nats per token."
+    untouched = {row.slice: row.backbone_loss for _, row in slices}
+    yield gauges("canary_backbone_loss_nats", backbone, ["slice"], [([name], loss) for name, loss in untouched.items()])
+    scoring = "Training time spent on scoring hold-out records and canaries by this process; idle time is not counted."
     yield counter("holdout_seconds", scoring, adaptation.holdout_seconds)
 
 

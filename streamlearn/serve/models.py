@@ -399,7 +399,7 @@ class StatusView(Progress):
     probe_seconds: float
     """Time spent on probes by this process."""
     holdout_seconds: float
-    """Training time spent on scoring hold-out records by this process; idle time is not counted."""
+    """Training time spent on scoring hold-out records and canaries by this process; idle time is not counted."""
     last_snapshot: SnapshotView | None
     """The newest durable snapshot; null before the first."""
     snapshot_write_seconds: float | None

@@ -1,5 +1,6 @@
 """Settings of the frozen model, its experts, their training, shift detection and consolidation."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -198,4 +199,8 @@ class HoldoutSettings(Section):
     """Maximum hold-out records kept per regime, a uniform sample of those held out."""
     time_share: float = Field(default=0.01, ge=0.0, le=0.5)
     """Maximum fraction of training time spent on measuring; idle time does not count. Half of it is for scoring
-    hold-out records, half for the untouched backbone's loss on a sample of records, for /v1/history."""
+    hold-out records and canaries, half for the untouched backbone's loss on a sample of records, for /v1/history."""
+    canaries: tuple[Path, ...] = ()
+    """Files of records that are never trained on and show harm outside of the stream: one JSON object per line, in the
+    form of the topic's records, with an optional key slice. After a snapshot, each regime that changed is scored on
+    them. With a section publish, a version that is worse on a slice than the untouched backbone is held back."""

@@ -8,6 +8,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     StringConstraints,
@@ -248,15 +249,21 @@ class PublishSettings(Section):
     """
 
     folder: Path
-    """Folder of the publication, relative to the configuration file; the gateway reads it, and so do the replicas."""
+    """Folder of the publication, relative to the configuration file, written by one daemon; the gateway and the
+    replicas read it."""
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """First part of every version's name: NAME-regime-3@184 is regime 3 after 184 updates."""
+    """First part of every version's name: NAME-regime-3@184-5d3c1f is regime 3 after 184 updates of
+    run 5d3c1f."""
     base_model: str | None = None
     """Name under which the replicas serve the untouched backbone, different from name; by default its hub id or
     folder."""
     level: float = Field(default=0.05, gt=0.0, lt=0.5)
     """Level of the paired test on the hold-out records: the probability that a version that is no worse is held back. A
     higher level detects smaller damage."""
+    max_canary_harm: NonNegativeFloat = 0.0
+    """Rise of the mean loss on a slice of holdout.canaries, over that of the untouched backbone, that is accepted, nats
+    per token. A version is held back as worse_on_canary if the paired test finds a larger one on any slice. The test of
+    each is at level / number of slices, so a version without more harm is held back with at most probability level."""
     min_holdout_records: PositiveInt = 5
     """Hold-out records that a regime must have before its first version is published."""
     time_share: float = Field(default=0.05, gt=0.0, le=0.5)

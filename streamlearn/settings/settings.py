@@ -155,14 +155,15 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     """The values of the fingerprinted sections, JSON-ready, as a snapshot's manifest stores them.
 
     The device is omitted: a run may continue on another machine, though not bit for bit. So is the linger: a replay
-    takes flushes from the journal. Offloading, sharding and activation checkpointing change no bit. Of the section
-    records only what is set is stored.
+    takes flushes from the journal. Offloading, sharding, activation checkpointing and canaries change no bit. Of the
+    section records only what is set is stored.
     """
     omitted = {
         "backbone": {"device", "shard"},
         "stream": {"linger_s"},
         "adapter": {"max_in_memory"},
         "learner": {"activation_checkpointing"},
+        "holdout": {"canaries"},
     }
     values = settings.model_dump(mode="json", include=set(FINGERPRINTED), exclude=omitted)
     records = settings.records.model_dump(mode="json", exclude={"registry"}, exclude_defaults=True)
@@ -334,6 +335,8 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
             value = getattr(section, name)
             if isinstance(value, Path):
                 changed[name] = (folder / value.expanduser()).resolve()
+            elif isinstance(value, tuple) and value and isinstance(value[0], Path):
+                changed[name] = tuple((folder / path.expanduser()).resolve() for path in value)
             elif isinstance(value, Section):
                 changed[name] = value.model_copy(update=visit(value))
         return changed
@@ -382,6 +385,8 @@ def with_absolute_paths(value: Any, folder: Path) -> Any:
     """
     if isinstance(value, dict):
         return {key: with_absolute_paths(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_absolute_paths(inner, folder) for inner in value]
     if isinstance(value, str) and value.startswith("../"):
         return os.path.normpath(Path.cwd() / "configs" / value)
     return str(folder / value) if isinstance(value, str) and (folder / value).is_file() else value

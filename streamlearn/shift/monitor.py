@@ -29,10 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamlearn.shift.change_tests import WINDOW_TESTS, WindowTest
+from streamlearn.shift.describe import Place, characteristic_tokens, typical_records
 from streamlearn.shift.detector import DetectorState, InputShiftDetector, Refusal, Shift
 from streamlearn.shift.features import Featurizer, input_of
 from streamlearn.shift.memory import RegimeMemory
 from streamlearn.shift.routing import Assignment, RequestClassifier
+from streamlearn.stream.position import RecordId
 from streamlearn.stream.record import Batch, Example
 
 if TYPE_CHECKING:
@@ -197,8 +199,27 @@ class Monitor:
 
     def examples(self, slot: int) -> list[Example]:
         """Records of the regime in `slot` from the batch taken last until the stream moves on, for its probe."""
+        return [example for _, example in self.first_records(slot)]
+
+    def first_records(self, slot: int) -> list[tuple[RecordId, Example]]:
+        """The same records with their ids."""
         taken = () if self._taken is None else (self._taken,)
-        return _examples(chain(taken, takewhile(lambda read: not read.moves_on, self._decided)), slot)
+        reads = chain(taken, takewhile(lambda read: not read.moves_on, self._decided))
+        return [
+            (read.batch.records[ordinal - read.first].id, example)
+            for read in reads
+            if read.batch is not None
+            for ordinal, example in read.records_of(slot)
+        ]
+
+    def characteristic_tokens(self, slot: int, other: int, examples: Sequence[Example]) -> list[Place]:
+        """Tokens that the regime in `slot` has more often than another, as read so far; `examples` are some of its."""
+        own, others = (self._detector.regimes[one].token_frequency for one in (slot, other))
+        return characteristic_tokens(own, others, [input_of(example) for example in examples])
+
+    def typical_records(self, examples: Sequence[Example]) -> list[int]:
+        """Indices of the examples nearest to the mean of all."""
+        return typical_records([input_of(example) for example in examples], self._featurizer)
 
     def records_of(self, slot: int) -> list[tuple[int, Example]]:
         """All records of the regime in `slot` from the batch taken last on, with their ordinals."""

@@ -25,6 +25,9 @@ class RecordId(NamedTuple):
     origin: TopicPartition
     offset: int
 
+    def __str__(self) -> str:
+        return f"{self.origin.topic}:{self.origin.partition}:{self.offset}"
+
 
 class PartitionRun(NamedTuple):
     """Consecutive records of one partition. Logs have gaps: `num_records` may be less than the offset difference."""

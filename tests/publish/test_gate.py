@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from streamlearn.publish.gate import Gate, HeldBack, RegimeGate, compare
+from streamlearn.errors import ConfigError
+from streamlearn.publish.gate import Gate, HeldBack, Losses, RegimeGate, compare
 from streamlearn.publish.snapshot import RegimeOfSnapshot
+from streamlearn.regimes.canaries import Canary
 from streamlearn.settings import PublishSettings
 from streamlearn.status import RegimePublication
+from tests.doubles import example
 from tests.publish.test_folder import version
 
 GATE = Gate(level=0.05, min_records=5)
@@ -91,6 +94,45 @@ def test_a_test_that_can_not_fail_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"the smallest p-value is 0\.0625"):
         PublishSettings.model_validate({"folder": "published", "min_holdout_records": 4})
     assert PublishSettings.model_validate({"folder": "published", "min_holdout_records": 4, "level": 0.1}).level == 0.1
+
+
+CANARIES = [Canary(f"general.jsonl:{i}", f"slice {i % 4}", example([8, 9])) for i in range(48)]
+
+
+def canary_losses(*, mean: float, rng: np.random.Generator, only: str = "") -> tuple[Losses, Losses]:
+    """Losses of a version and of the backbone; on the slice `only`, or on all, the version's are higher by `mean`."""
+    backbone = {canary.id: float(rng.normal(2.0, 0.5)) for canary in CANARIES}
+    harm = {canary.id: mean if only in ("", canary.slice) else 0.0 for canary in CANARIES}
+    return {id_: loss + harm[id_] + float(rng.normal(0.0, 0.3)) for id_, loss in backbone.items()}, backbone
+
+
+@pytest.mark.parametrize("accepted", [0.0, 0.2])
+def test_slices_together_hold_back_no_more_than_the_level(accepted: float) -> None:
+    """Four slices without more harm than is accepted: the share held back is the stated level, within 400 draws."""
+    gate, rng = Gate(level=0.05, min_records=5, max_canary_harm=accepted), np.random.default_rng(5)
+    held = sum(
+        bool(gate.harmed(gate.test_canaries(CANARIES, *canary_losses(mean=accepted, rng=rng)))) for _ in range(400)
+    )
+    assert 400 * 0.05 - 3 * (400 * 0.05 * 0.95) ** 0.5 <= held <= 400 * 0.05 + 3 * (400 * 0.05 * 0.95) ** 0.5
+
+
+def test_a_harmed_slice_and_its_worst_records_are_named() -> None:
+    """Harm to one of four slices; the five records with the largest rise, the largest first."""
+    new, backbone = canary_losses(mean=1.0, rng=np.random.default_rng(6), only="slice 2")
+    [row] = GATE.harmed(GATE.test_canaries(CANARIES, new, backbone))
+    assert (row.slice, row.records) == ("slice 2", 12)
+    assert row.loss - row.backbone_loss == pytest.approx(1.0, abs=0.3)
+    own = [canary.id for canary in CANARIES if canary.slice == "slice 2"]
+    assert list(row.worst) == sorted(own, key=lambda id_: backbone[id_] - new[id_])[:5]
+
+
+def test_slices_whose_test_can_not_fail_are_refused() -> None:
+    """Seven records a slice suffice for four slices at level .05; with more slices than random signs none does."""
+    GATE.check_canaries(CANARIES[:28])
+    with pytest.raises(ConfigError, match=r"6 records of slice slice 3 .* expected at least 7"):
+        GATE.check_canaries(CANARIES[:27])
+    with pytest.raises(ConfigError, match="expected fewer slices"):
+        Gate(1e-4, 5).check_canaries(CANARIES)
 
 
 def _signs(number: int) -> list[tuple[int, ...]]:

@@ -89,6 +89,6 @@ def bare_regimes(*numbers: int) -> Regimes:
     """Regimes with these numbers, of which nothing was learned, without a model."""
     learner: Any = SimpleNamespace(routes_by_regime=True, per_regime=True, cache=AdapterCache(), number=0)
     settings = Settings.model_validate({"source": {"jsonl": {"path": "unused"}}, "state": "unused"})
-    regimes = Regimes(learner, settings, lambda example, _: example)
+    regimes = Regimes(learner, settings, lambda example, _: example, str)
     regimes.state.regimes = {slot: Regime(number, slot) for slot, number in enumerate(numbers)}
     return regimes

@@ -114,6 +114,33 @@ def test_deaths_while_adapters_rest_change_nothing(
     assert not (settings.state / "offloaded").exists()
 
 
+def test_a_shift_is_described_as_without_deaths(make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that came and went, and typical records: of the regime's own records, the same after two deaths."""
+    lines, shape = stream("animals", "sums", "animals"), {"holdout": {"every_records": 10}}
+    _, whole = run(make(lines, "whole", **shape))
+    first, second, third = whole.adaptation.state.reports
+    assert (first.tokens_came, first.tokens_went, first.typical_records_before) == ((), (), ())
+    assert {"add", "say", "what"} <= set(second.tokens_came)
+    assert {"fox", "met", "number"} <= set(second.tokens_went)
+    assert set(third.tokens_came) & set(second.tokens_went) >= {"fox", "met", "number"}
+    for report, number in ((first, 0), (second, 1), (third, 2)):
+        offsets = [int(record.removeprefix("stream.jsonl:0:")) for record in report.typical_records]
+        assert len({offset for offset in offsets if offset // PER_TASK == number}) == 3
+    before = [int(record.rpartition(":")[2]) for record in second.typical_records_before]
+    assert len({offset for offset in before if offset % 10 == 9 and offset < PER_TASK}) == 3
+    settings = make(lines, "killed", **shape)
+    die_after(monkeypatch, [PER_TASK // 4 + 2, 2 * PER_TASK // 4 + 2])
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    _, killed = run(settings)
+    described = [
+        [(r.tokens_came, r.tokens_went, r.typical_records, r.typical_records_before) for r in reports]
+        for reports in (whole.adaptation.state.reports, killed.adaptation.state.reports)
+    ]
+    assert described[0] == described[1]
+
+
 REHEARSING = {"learner": {"updates_per_batch": 2, "rehearsal": 0.25, "rehearsal_records": 12}}
 
 

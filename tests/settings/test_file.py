@@ -151,7 +151,10 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     monkeypatch.setenv("HOME", "/home/learner")
-    settings = load(write(tmp_path, jsonl(state="/var/lib/streamlearn", dead_letters={"file": "~/dead.jsonl"})))
+    canaries = {"canaries": ["general.jsonl", "~/safety.jsonl"]}
+    changes = {"state": "/var/lib/streamlearn", "dead_letters": {"file": "~/dead.jsonl"}, "holdout": canaries}
+    settings = load(write(tmp_path, jsonl(**changes)))
+    assert settings.holdout.canaries == (tmp_path / "general.jsonl", Path("/home/learner/safety.jsonl"))
     assert settings.source.jsonl is not None
     assert settings.source.jsonl.path == tmp_path / "data.jsonl"
     assert settings.state == Path("/var/lib/streamlearn")
@@ -197,6 +200,7 @@ def test_a_message_never_contains_a_password(tmp_path: Path, change: dict[str, A
         ({"adapter": {"rank": 3}}, True),
         ({"learner": {"lr": 0.5}}, True),
         ({"learner": {"activation_checkpointing": True}}, False),
+        ({"holdout": {"canaries": ["general.jsonl"]}}, False),
         ({"state": "elsewhere"}, False),
         ({"source": {"jsonl": {"path": "other.jsonl"}}}, False),
         ({"dead_letters": {"file": "dead.jsonl"}}, False),

@@ -21,6 +21,7 @@ const views = [
   charts.forgettingChart(byId("forgetting-chart")),
   tables.shiftTable(byId("shift-table")),
   tables.regimeTable(byId("regime-table"), controls),
+  tables.canaryTable(byId("canaries"), byId("canary-table")),
   tables.requestTable(byId("request-table")),
   charts.requestChart(byId("request-chart")),
   charts.speedChart(byId("speed-chart")),

@@ -1,6 +1,6 @@
 /** The tables: shifts, regimes, requests, dead letters, snapshots, publications. */
 
-import { UNKNOWN, bytes, clock, count, element, fixed, regimeLabel, regimeMark, setText, words } from "./dom.js";
+import { UNKNOWN, bytes, clock, count, element, fixed, regimeLabel, regimeMark, setText, signed, words } from "./dom.js";
 import { Table } from "./table.js";
 
 const right = (title, cell) => ({ title, cell, right: true });
@@ -60,6 +60,10 @@ function done(row) {
   if (row.refused_return !== null) said.push(`Its inputs look like regime ${row.refused_return}'s, but its losses do not.`);
   if (row.parent !== null) said.push(`Split from regime ${row.parent}, which continues beside it.`);
   if (row.dropped !== null) said.push(`Regime ${row.dropped} made room for it.`);
+  if (row.tokens_came.length > 0) said.push(`Came: ${row.tokens_came.join(", ")}.`);
+  if (row.tokens_went.length > 0) said.push(`Went: ${row.tokens_went.join(", ")}.`);
+  if (row.typical_records.length > 0) said.push(`Typical: ${row.typical_records.join(", ")}.`);
+  if (row.typical_records_before.length > 0) said.push(`Before: ${row.typical_records_before.join(", ")}.`);
   return said.join(" ");
 }
 
@@ -110,6 +114,38 @@ export function regimeTable(host, controls) {
   return (state) => {
     [regimes, shifts] = [state.regimes, state.shifts];
     table.update(regimes?.regimes ?? [], (row) => row.number);
+  };
+}
+
+/** Each regime on each slice of the canaries, the largest harm first. */
+export function canaryTable(section, host) {
+  let regimes = null;
+  const table = new Table(host, {
+    label: "Canaries",
+    tall: true,
+    empty: "",
+    columns: [
+      {
+        title: "Regime",
+        key: (row) => regimeLabel(row.number, regimes),
+        cell: (row) => regimeMark(row.number, regimes),
+      },
+      { title: "Slice", cell: (row) => row.slice },
+      right("Records", (row) => count(row.records)),
+      right("Loss", (row) => fixed(row.loss)),
+      right("Backbone", (row) => fixed(row.backbone_loss)),
+      right("Harm", (row) => signed(row.harm)),
+      right("Scored at step", (row) => count(row.step)),
+      { title: "Worst records", cell: (row) => row.worst.join(", "), wide: true },
+    ],
+  });
+  return (state) => {
+    regimes = state.regimes;
+    const rows = (regimes?.regimes ?? []).flatMap(({ number, canaries, canaries_step: step }) =>
+      canaries.map((row) => ({ ...row, number, step, harm: row.loss - row.backbone_loss })),
+    );
+    section.hidden = rows.length === 0;
+    table.update(rows.sort((a, b) => b.harm - a.harm), (row) => `${row.number} ${row.slice}`);
   };
 }
 
@@ -205,6 +241,13 @@ export function snapshotTable(host, controls) {
   return ({ snapshots }) => table.update(snapshots?.snapshots ?? [], (row) => row.name);
 }
 
+function heldBack({ held_back: reason, canaries }) {
+  if (reason === null) return "no";
+  if (reason !== "worse_on_canary") return words(reason);
+  const row = canaries.reduce((worst, one) => (one.p_value < worst.p_value ? one : worst));
+  return `${words(reason)}: ${row.slice} (${row.worst.join(", ")})`;
+}
+
 /** The published version of each regime, versions that were held back, and the model servers. */
 export function publicationTables(section, host, controls) {
   const summary = element("p", { class: "help" });
@@ -220,7 +263,7 @@ export function publicationTables(section, host, controls) {
         cell: (row) => regimeMark(row.number, regimes),
       },
       { title: "Version", cell: (row) => row.version ?? UNKNOWN },
-      { title: "Held back", cell: (row) => (row.held_back === null ? "no" : words(row.held_back)) },
+      { title: "Held back", cell: heldBack, wide: true },
       right("Tested at step", (row) => count(row.step)),
       right("Records", (row) => count(row.records)),
       right("Loss", (row) => fixed(row.loss)),
