@@ -12,6 +12,7 @@ from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.gateway.app import MAX_CONNECTIONS, create_app
 from streamlearn.http.guards import read_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.settings import GatewaySettings
 from streamlearn.settings.faults import explain
 
@@ -45,6 +46,7 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
 
 
 def _serve(settings: GatewaySettings, signals: StopSignals) -> None:
+    configure_tracing("streamlearn-gateway")
     stopping = threading.Event()
 
     def stop(signal: str) -> None:

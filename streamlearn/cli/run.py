@@ -28,6 +28,7 @@ from streamlearn.errors import ConfigError, StreamlearnError, without_credential
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app, health_app
 from streamlearn.serve.models import SnapshotRow
@@ -79,6 +80,7 @@ def _lead(
     settings: Settings, signals: StopSignals, place: ProcessRank, *, fresh: bool, accept: bool, segment_by: str | None
 ) -> None:
     """Be the daemon of the run."""
+    configure_tracing("streamlearn")
     dump_stacks_on_abort()
     clock = Clock()
     manager = ServiceManager.from_environment(os.environ)

@@ -1,5 +1,6 @@
 """Checks of a request before it reaches a handler, and the token that one of them compares.
 
+Traced                       nothing is refused: a span of the request, if there is a collector
 TrustedHostMiddleware        the Host header names an allowed host              400  (DNS rebinding)
 Guard                        a browser's Origin is an allowed host              403  (cross-site requests)
 the bearer token is correct where it is required   401  (other users and machines)
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import ApiError
+from streamlearn.http.tracing import Traced
 from streamlearn.secret_files import read_secret
 from streamlearn.settings import ListenSettings, Settings
 
@@ -53,6 +55,7 @@ def guards(
     hosts = [f"[{name}]" if ":" in name else name for name in names]  # as headers have them
     always = settings.require_token or settings.open_to_others
     return [
+        Middleware(Traced),
         Middleware(Defaults),
         Middleware(TrustedHosts, hosts=hosts),
         Middleware(
