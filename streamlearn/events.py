@@ -8,12 +8,16 @@ structlog hears of warnings and errors only, by `warnings`.
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
+from io import StringIO
 from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
+
+from streamlearn.errors import without_credentials
 
 
 class Event(StrEnum):
@@ -22,6 +26,8 @@ class Event(StrEnum):
     DAEMON_STARTED = "daemon_started"
     DAEMON_STOPPED = "daemon_stopped"
     DAEMON_FAILED = "daemon_failed"
+    THREAD_FAILED = "thread_failed"
+    LIBRARY_LOGGED = "library_logged"
     PROCESSES_JOINED = "processes_joined"
     STOP_REQUESTED = "stop_requested"
     DTYPE_CHOSEN = "dtype_chosen"
@@ -80,10 +86,13 @@ class Event(StrEnum):
     REPLICA_REACHED = "replica_reached"
     REPLICA_LOST = "replica_lost"
     REPLICA_REFUSED = "replica_refused"
+    REPLICA_ADAPTER_REPLACED = "replica_adapter_replaced"
+    REPLICA_VERSIONS_VANISHED = "replica_versions_vanished"
     TRACKING_FAILED = "tracking_failed"
     TRACKING_RECOVERED = "tracking_recovered"
     GATEWAY_STARTED = "gateway_started"
     GATEWAY_STOPPED = "gateway_stopped"
+    GATEWAY_FAILED = "gateway_failed"
     PUBLICATION_TAKEN_UP = "publication_taken_up"
     PUBLICATION_REFUSED = "publication_refused"
     PUBLICATION_DELAYED = "publication_delayed"
@@ -125,7 +134,7 @@ _WARNED = ("warning", "error", "critical", "exception")
 
 
 def _warn(event: str, **fields: object) -> None:
-    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    details = without_credentials(", ".join(f"{name}={value}" for name, value in fields.items()))
     warnings.warn(f"{event.replace('_', ' ')}: {details}", RuntimeWarning, stacklevel=3)
 
 
@@ -135,10 +144,10 @@ def _ignore(event: str, **fields: object) -> None:
 
 def configure_logging(
     level: str = "info", style: Literal["auto", "json", "console"] = "auto", stream: TextIO | None = None
-) -> None:
-    """Write events of at least `level` to `stream`, by default standard error.
+) -> bool:
+    """Write events of at least `level` to `stream`, by default standard error; return whether they are JSON.
 
-    The style `auto` is `console` on a terminal and `json` elsewhere.
+    The style `auto` is `console` on a terminal and `json` elsewhere. Colors are where tables have them.
     """
     target = stream if stream is not None else sys.stderr
     console = style == "console" or (style == "auto" and target.isatty())
@@ -149,13 +158,18 @@ def configure_logging(
         structlog.processors.StackInfoRenderer(),
     ]
     if console:
-        plain = structlog.dev.plain_traceback
-        shared.append(structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain))
+        from rich.console import Console  # noqa: PLC0415 - not needed for JSON
+
+        terminal = Console(file=target)
+        colors = terminal.color_system is not None and not terminal.no_color
+        shared.append(_without_credentials)
+        shared.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_print_traceback))
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(
             show_locals=False
         )  # local variables may hold records and secrets
         shared.append(structlog.processors.ExceptionRenderer(frames))
+        shared.append(_without_credentials)
         shared.append(structlog.processors.JSONRenderer(serializer=_to_json))
     structlog.configure(
         processors=shared,
@@ -163,6 +177,26 @@ def configure_logging(
         logger_factory=lambda *_: _Lines(target),
         cache_logger_on_first_use=False,
     )
+    return not console
+
+
+def _without_credentials(_logger: Any, _method: str, event: Any) -> Any:
+    return {key: _shown(value) for key, value in event.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A field of an event as it may be shown: no URL in it has credentials."""
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, dict):
+        return {key: _shown(inner) for key, inner in value.items()}
+    return [_shown(inner) for inner in value] if type(value) in (list, tuple) else value
+
+
+def _print_traceback(stream: TextIO, exc_info: Any) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(without_credentials(text.getvalue()))
 
 
 class _Lines(structlog.PrintLogger):
@@ -177,4 +211,8 @@ class _Lines(structlog.PrintLogger):
 
 
 def _to_json(event: dict[str, Any], **_: object) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    return orjson.dumps(event, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)

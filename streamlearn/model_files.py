@@ -96,7 +96,7 @@ def _newest_revision(model: str) -> str:
     Raises:
         ConfigError: the name is no hub id, or the hub cannot be asked.
     """
-    if not _is_hub_id(model):
+    if not is_hub_id(model):
         raise ConfigError(f"{model}: must be a folder, a builtin model or a hub id of the form owner/name, found none")
     if copy := _hub_folder("", model, "main", download=False):
         return copy.name
@@ -198,7 +198,7 @@ def _local_folder(settings: BackboneSettings) -> Path | None:
 
 
 def _check_pinned(key: str, name: str, revision_key: str, revision: str | None, advice: str = "") -> None:
-    if not _is_hub_id(name):
+    if not is_hub_id(name):
         raise ConfigError(f"{key} {name}: no such folder, and not a hub id of the form owner/name{advice}")
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise ConfigError(
@@ -207,7 +207,8 @@ def _check_pinned(key: str, name: str, revision_key: str, revision: str | None, 
         )
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Whether the hub accepts a name of the form owner/name."""
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - only a hub id needs the client
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415
 

@@ -2,18 +2,21 @@
 
 import io
 from contextlib import suppress
+from types import MappingProxyType
 
 import orjson
 import pytest
 
 from streamlearn.events import Event, configure_logging, get_logger
 
+VERSIONS = MappingProxyType({"torch": "2"})
+
 
 def test_an_event_is_one_json_object_per_line() -> None:
     """Name, level, time, component and fields; what orjson cannot serialise is written as text."""
     stream = io.StringIO()
     configure_logging("info", "json", stream)
-    get_logger("snapshot").info(Event.SNAPSHOT_WRITTEN, name="00000001", seconds=0.25, origin={1})
+    get_logger("snapshot").info(Event.SNAPSHOT_WRITTEN, name="00000001", seconds=0.25, origin={1}, versions=VERSIONS)
     get_logger("snapshot").debug(Event.STEP_TAKEN)
     (line,) = stream.getvalue().splitlines()
     event = orjson.loads(line)
@@ -25,7 +28,31 @@ def test_an_event_is_one_json_object_per_line() -> None:
         "name": "00000001",
         "seconds": 0.25,
         "origin": "{1}",
+        "versions": {"torch": "2"},
     }
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+)
+def test_colors_are_where_tables_have_them(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], *, is_colored: bool
+) -> None:
+    """On a terminal, unless the environment says otherwise."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **environment}.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    assert not configure_logging("info", "auto", terminal)
+    get_logger("snapshot").info(Event.SNAPSHOT_WRITTEN, name="00000001")
+    assert ("\x1b[" in terminal.getvalue()) == is_colored
 
 
 @pytest.mark.parametrize("style", ["json", "console"])

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from streamlearn.snapshot.files import share
+
 END = "<|endoftext|>"
 SPECIAL_TOKENS = [END, "<|pad|>", "<|im_start|>", "<|im_end|>", "<|image|>", *(f"<|extra_{i}|>" for i in range(3))]
 CHAT_TEMPLATE = (
@@ -206,6 +208,7 @@ def pretrain(data: Path, out: Path, recipe: PretrainRecipe, *, bf16: bool) -> No
     model.to(torch.bfloat16).save_pretrained(out)
     figures = {"recipe": asdict(recipe), "tokens_an_epoch": sum(map(len, pieces)), "held_out_loss": final}
     (out / "pretrain.json").write_text(json.dumps(figures, indent=2) + "\n")
+    share(out)
     print(f"finished: held-out loss {final:.4f}", flush=True)
 
 

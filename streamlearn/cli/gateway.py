@@ -5,13 +5,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from streamlearn.cli.streams import failures_as_events
 from streamlearn.daemon.process import StopSignals
 from streamlearn.errors import StreamlearnError, UsageError
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.gateway.app import MAX_CONNECTIONS, create_app
 from streamlearn.http.guards import read_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.settings import GatewaySettings
+from streamlearn.settings.faults import explain
 
 CHECK_S = 1.0
 """How often the main thread checks that the server still runs."""
@@ -28,8 +31,7 @@ def gateway_settings(**options: Any) -> GatewaySettings:
     try:
         return GatewaySettings(require_token=options.get("token_file") is not None, **options)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))} {fault['msg']}".strip() for fault in error.errors()]
-        raise UsageError("; ".join(fault.replace("Value error, ", "") for fault in faults)) from error
+        raise UsageError("; ".join(explain(error, GatewaySettings))) from None  # it quotes what was found
 
 
 def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
@@ -39,7 +41,12 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
         ConfigError: a token cannot be read, or the address cannot be bound.
         StreamlearnError: the server ended by itself.
     """
-    configure_logging("info")
+    with failures_as_events(_log, Event.GATEWAY_FAILED, as_json=configure_logging("info")):
+        _serve(settings, signals)
+
+
+def _serve(settings: GatewaySettings, signals: StopSignals) -> None:
+    configure_tracing("streamlearn-gateway")
     stopping = threading.Event()
 
     def stop(signal: str) -> None:

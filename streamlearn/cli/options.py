@@ -1,13 +1,14 @@
 """Options, consoles, tables and loading that several commands share. Nothing here imports anything heavy."""
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +23,33 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-out = Console()
-err = Console(stderr=True)
+_UNLIMITED = 100_000
+for _name, _least in {"COLUMNS": 20, "LINES": 1, "TERMINAL_WIDTH": 20}.items():  # rich and typer obey a width of 0
+    if not (_given := os.environ.get(_name, "")).isdecimal() or int(_given) < _least:
+        os.environ.pop(_name, None)
+
+
+class TextConsole(Console):
+    """A console that cuts nothing off, and is as wide as its content where it is no terminal.
+
+    COLUMNS overrides the width, as everywhere.
+    """
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        size = super().size
+        return size if self.is_terminal or "COLUMNS" in os.environ else size._replace(width=_UNLIMITED)
+
+    @size.setter
+    def size(self, size: tuple[int, int]) -> None:
+        self.width, self.height = size
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
+
+
+out = TextConsole()
+err = TextConsole(stderr=True)
 
 
 def load_settings(config: Path) -> "Settings":
@@ -48,8 +74,6 @@ def ignored_counts(ignored: Mapping[str, int]) -> list[str]:
     return counted + ([f"{avoided:,} with label false"] if avoided else [])
 
 
-MIN_TEXT = 20  # columns of the terminal that a column of text keeps
-
 Row = TypeVar("Row")
 Cell = Callable[[Row], str]
 
@@ -68,7 +92,7 @@ def render_table(
     Args:
         rows: What the cells are read from.
         columns: The function of each cell, by heading; a heading may have two lines.
-        text: Headings of columns that are left-justified and folded first where the terminal is narrow.
+        text: Headings of columns that are left-justified, and folded between words where the terminal is narrow.
         title: Above the table.
         caption: Below the table.
         bold: Which rows are emphasized.
@@ -86,11 +110,9 @@ def render_table(
     depth = max(heading.count("\n") for heading in columns)
     for heading, cell in columns.items():
         lowered = Text("\n" * (depth - heading.count("\n")) + heading)
-        width = max((cell_len(cell(row)) for row in rows), default=0)
-        if heading in text:
-            shown.add_column(lowered, overflow="fold", min_width=min(width, MIN_TEXT))
-        else:
-            shown.add_column(lowered, justify="right", overflow="fold", min_width=width)
+        parts = [part for row in rows for part in (cell(row).split() if heading in text else [cell(row)])]
+        width = max(map(cell_len, parts), default=0)
+        shown.add_column(lowered, justify="left" if heading in text else "right", overflow="fold", min_width=width)
     for row in rows:
         shown.add_row(*(Text(cell(row)) for cell in columns.values()), style="bold" if bold(row) else "")
     return shown

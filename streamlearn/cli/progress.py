@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamlearn.cli.options import Cell, ignored_counts, render_table
+from streamlearn.cli.options import Cell, TextConsole, ignored_counts, render_table
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.regime import ShiftReport
 from streamlearn.settings import RecordsSettings, StreamSettings
@@ -97,7 +97,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, key: str | None, endpoint: str | None, mapping: RecordMapping | None = None) -> None:
-        self.console = Console(file=sys.stdout)
+        self.console: Console = TextConsole(file=sys.stdout)
         self.segments = LabeledSegments(key, mapping)
         self.snapshots = 0
         self.shifts: deque[ShiftReport] = deque(maxlen=100)  # the stream may be endless

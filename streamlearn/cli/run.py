@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING
 from streamlearn import controls as control_file
 from streamlearn.board import HEARTBEAT_BOUND_S, Board, Clock
 from streamlearn.cli.progress import ProgressDisplay
+from streamlearn.cli.streams import failures_as_events
 from streamlearn.controls import AuditLog
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.daemon.model import versions
-from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
+from streamlearn.daemon.process import (
+    ServiceManager,
+    StopEarly,
+    StopSignals,
+    dump_stacks_on_abort,
+    thread_failures_to,
+    versions,
+)
 from streamlearn.distributed import ProcessRank
-from streamlearn.errors import ConfigError, StreamlearnError
+from streamlearn.errors import ConfigError, StreamlearnError, without_credentials
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
+from streamlearn.http.tracing import configure_tracing
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.app import create_app, health_app
 from streamlearn.serve.models import SnapshotRow
@@ -58,12 +66,21 @@ def run_daemon(
     Raises:
         StreamlearnError: see errors.py; also published on the board.
     """
-    if not place.leads:
-        from streamlearn.daemon.launch import run_follower  # noqa: PLC0415  most runs are one process
+    as_json = configure_logging(settings.log.level, settings.log.style)
+    with failures_as_events(_log, Event.DAEMON_FAILED, as_json=as_json):
+        if not place.leads:
+            from streamlearn.daemon.launch import run_follower  # noqa: PLC0415  most runs are one process
 
-        run_follower(settings, place)
-        return
-    configure_logging(settings.log.level, settings.log.style)
+            run_follower(settings, place)
+            return
+        _lead(settings, signals, place, fresh=fresh, accept=accept_config_change, segment_by=segment_by)
+
+
+def _lead(
+    settings: Settings, signals: StopSignals, place: ProcessRank, *, fresh: bool, accept: bool, segment_by: str | None
+) -> None:
+    """Be the daemon of the run."""
+    configure_tracing("streamlearn")
     dump_stacks_on_abort()
     clock = Clock()
     manager = ServiceManager.from_environment(os.environ)
@@ -71,11 +88,12 @@ def run_daemon(
     bound_s = HEARTBEAT_BOUND_S if place.size == 1 else min(HEARTBEAT_BOUND_S, settings.distributed.wait_s)
     board = Board(loading, clock, bound_s=bound_s, on_publish=manager.on_publish)
     jobs = JobQueue(settings.serve.queue_size)
-    _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=versions())
+    _log.info(Event.DAEMON_STARTED, state=str(settings.state), versions=dict(versions()))
     signals.raise_on_signal()
     try:
         # The lock comes first: a second daemon with this configuration would find the port in use and blame the port.
         with (
+            thread_failures_to(board.thread_ended),
             StateLock(settings.state) as lock,
             _health(settings, board),
             _http(settings, board, jobs, clock) as endpoint,
@@ -86,7 +104,7 @@ def run_daemon(
                         Components,
                         settings,
                         fresh=fresh,
-                        accept_config_change=accept_config_change,
+                        accept_config_change=accept,
                         lock=lock,
                         leader=leader,
                     )
@@ -98,11 +116,6 @@ def run_daemon(
                 jobs.close()
     except StopEarly as stop:
         _log.info(Event.DAEMON_STOPPED, reason=str(stop), records=0)
-    except StreamlearnError:
-        raise
-    except Exception as error:  # an internal one: the interpreter prints its traceback and exits 1
-        _log.critical(Event.DAEMON_FAILED, error=type(error).__name__, exit_code=1)
-        raise
 
 
 def _leading(settings: Settings, place: ProcessRank, board: Board) -> "AbstractContextManager[Leader | None]":
@@ -143,7 +156,7 @@ def _train(
         _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
         if segment_by is not None and not daemon.stopped:  # a stop must not wait for the last scores
             daemon.score_all()
-        display.report(board.read(), str(components.settings.state))
+        display.report(board.read(), without_credentials(str(components.settings.state)))
     finally:
         display.close()
         components.close()

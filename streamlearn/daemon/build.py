@@ -26,7 +26,7 @@ from streamlearn.history import History
 from streamlearn.publish import open as publishing
 from streamlearn.settings import Settings, fingerprint, with_defaults
 from streamlearn.snapshot.crash_guard import CrashGuard
-from streamlearn.snapshot.files import StateLock
+from streamlearn.snapshot.files import DeadLetterLock, StateLock
 from streamlearn.snapshot.journal import Journal
 from streamlearn.snapshot.manifest import check_compatible
 from streamlearn.snapshot.parts import Snapshot
@@ -73,6 +73,9 @@ class Components:
         with ExitStack() as opened:  # closes what was opened when a later check fails
             if lock is None:
                 opened.enter_context(StateLock(settings.state))
+            opened.enter_context(publishing.own_folder(settings))
+            if settings.dead_letters.file is not None:  # by default it is in the state folder
+                opened.enter_context(DeadLetterLock(settings.dead_letters.file))
             self._open(opened, config, shape, fresh=fresh, accept=accept_config_change, leader=leader, clock=clock)
             self.close = opened.pop_all().close
 

@@ -21,7 +21,7 @@ from streamlearn.distributed import ProcessRank
 from streamlearn.distributed.channel import Channel
 from streamlearn.distributed.processes import Leader, follow, wait_for_load
 from streamlearn.errors import ConfigError
-from streamlearn.events import Event, configure_logging, get_logger
+from streamlearn.events import Event, get_logger
 from streamlearn.settings import Settings, with_defaults
 
 BEATS = 4
@@ -56,7 +56,6 @@ def run_follower(settings: Settings, place: ProcessRank) -> None:
         RankLostError: another process is gone or does not answer.
         ConfigError: the backbone cannot be loaded in this process.
     """
-    configure_logging(settings.log.level, settings.log.style)
     structlog.contextvars.bind_contextvars(rank=place.rank)
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

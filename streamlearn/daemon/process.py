@@ -9,13 +9,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from functools import cache
+from importlib.metadata import version
+from types import FrameType, MappingProxyType
 from typing import Any, Self
 
-from streamlearn.errors import StreamlearnError
+from streamlearn.errors import StreamlearnError, without_credentials
 from streamlearn.events import Event, get_logger
 from streamlearn.status import Phase, Status
 
@@ -41,12 +44,10 @@ class StopSignals:
     def __init__(self) -> None:
         self._on_signal: Callable[[str], object] = _exit_cleanly  # 1.
         self._received: str | None = None
-        self._terminals: list[int] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle the signals inside the block. A SIGHUP that is ignored stays ignored, as nohup(1) expects."""
-        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
         before = {number: signal.signal(number, self._handle) for number in handled}
         try:
@@ -68,20 +69,8 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
-        if number == signal.SIGHUP:
-            self._detach_closed_terminals()
         self._received = signal.Signals(number).name
         self._on_signal(self._received)
-
-    def _detach_closed_terminals(self) -> None:
-        """Send output to /dev/null where its terminal is gone: a write there would fail before the snapshot."""
-        closed = [descriptor for descriptor in self._terminals if not os.isatty(descriptor)]
-        if not closed:
-            return
-        null = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in closed:
-            os.dup2(null, descriptor)
-        os.close(null)
 
 
 def _is_ignored_hangup(number: signal.Signals) -> bool:
@@ -188,11 +177,36 @@ def one_line(status: Status) -> str:
         f"{len(status.adaptation.regimes)} regimes",
         f"snapshot {status.snapshot.name}" if status.snapshot else "no snapshot yet",
     ]
-    if status.degraded:
-        parts.append(f"DEGRADED: {status.degraded}".replace("\n", " "))
+    if status.faults:
+        parts.append(f"DEGRADED: {status.faults}".replace("\n", " "))
     if status.records_dead_lettered:
         parts.append(f"{status.records_dead_lettered} dead letters")
     return ", ".join(parts)
+
+
+@contextmanager
+def thread_failures_to(note: Callable[[str, str], object]) -> Iterator[None]:
+    """Inside the block, `note` the name of each thread that an error ends, and the error."""
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if not issubclass(failed.exc_type, SystemExit):
+            error = without_credentials(f"{failed.exc_type.__name__}: {failed.exc_value}")
+            note(failed.thread.name if failed.thread is not None else "unknown", error)
+        before(failed)
+
+    before, threading.excepthook = threading.excepthook, hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Versions of the packages that decide what a step computes."""
+    return MappingProxyType(
+        {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
+    )
 
 
 def dump_stacks_on_abort() -> None:

@@ -20,6 +20,7 @@ from streamlearn.learner.evaluate import run_to_end, score
 from streamlearn.learner.learner import Learner
 from streamlearn.regimes.regimes import Regimes
 from streamlearn.settings import Settings
+from streamlearn.snapshot.files import share
 from streamlearn.status import SliceScore
 from streamlearn.stream.record import Example
 
@@ -139,6 +140,7 @@ class Exporter:
             else:
                 formats.write_peft(staging, lora, self._options.base)
             (staging / "README.md").write_text(card(exported), encoding="utf-8")
+            share(staging)
             staging.rename(target)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)

@@ -9,7 +9,6 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from peft import LoraConfig, TaskType
 from safetensors.torch import save_file
 
 from streamlearn import __version__
@@ -17,6 +16,7 @@ from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.backbone.load import Outline
 from streamlearn.backbone.lora import CONFIG, WEIGHTS, PlainLora, StartLora, from_tensors, read
 from streamlearn.errors import ConfigError, PublicationError, SnapshotMismatchError, UsageError
+from streamlearn.model_files import is_hub_id
 from streamlearn.settings import BackboneSettings
 from streamlearn.snapshot.parts import Snapshot
 from streamlearn.status import SliceScore
@@ -41,6 +41,11 @@ class BaseModel:
         if name is not None:
             return cls(name, None, shape.start)
         return cls(settings.model if settings.revision else str(shape.folder), settings.revision, shape.start)
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the name is a hub's id, rather than a folder or a name that only the model servers know."""
+        return _is_on_hub(self.name)
 
     def complete(self, lora: PlainLora) -> PlainLora:
         """Add the start to a regime's LoRA."""
@@ -100,29 +105,39 @@ class ExportedRegime:
         return "exact"
 
 
+def _is_on_hub(name: str) -> bool:
+    return is_hub_id(name) and not Path(name).is_dir()
+
+
+def _public(name: str) -> str:
+    """The name of a model or LoRA for files that leave this machine: a hub's id, or the last part of a path."""
+    return name if _is_on_hub(name) else Path(name).name
+
+
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def write_peft(folder: Path, lora: PlainLora, base: BaseModel) -> None:
-    """Write a regime's LoRA, with the start, in float32 into an existing folder, as PEFT's `save_pretrained` would."""
+    """Write a regime's LoRA, with the start, in float32 into an existing folder that PEFT loads."""
     lora = base.complete(lora)
     tensors: dict[str, torch.Tensor] = {}
     for name, matrices in lora.layers.items():
         tensors[f"{_PREFIX}{name}{_A}"] = matrices.A_ND
         tensors[f"{_PREFIX}{name}{_B}"] = matrices.B_ON
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
-        target_modules=list(lora.layers),  # full names: a last part may match layers without an adapter too
-        lora_dropout=0.0,
-        bias="none",
-        task_type=TaskType.CAUSAL_LM,
-        base_model_name_or_path=base.name,
-        revision=base.revision,
-        inference_mode=True,
-    )
-    config.save_pretrained(folder)
-    _sort_modules(folder / CONFIG)
+    config = {  # every further key of `LoraConfig` is unknown to some older PEFT, which then refuses the file
+        "base_model_name_or_path": base.name,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "revision": base.revision,
+        "target_modules": sorted(lora.layers),  # full names: a last part may match layers without an adapter too
+        "task_type": "CAUSAL_LM",
+    }
+    (folder / CONFIG).write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -152,13 +167,6 @@ def regime_lora(snapshot: Snapshot, adapter: str, config: HeadLoraConfig, base: 
             f"snapshot {snapshot.name}: adapters must be LoRAs, found {error}: run the build that wrote it, or start "
             "over with --fresh, which keeps the old snapshots in another folder"
         ) from error
-
-
-def _sort_modules(file: Path) -> None:
-    """PEFT writes the target modules in the order of a set, which differs from one process to the next."""
-    config = orjson.loads(file.read_bytes())
-    config["target_modules"].sort()
-    file.write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 GGUF = "adapter.gguf"
@@ -234,12 +242,11 @@ def card(exported: ExportedRegime) -> str:
     title = "All regimes" if exported.regime is None else f"Regime {exported.regime}"
     title += f" ({exported.label})" if exported.label else ""
     base, library = exported.base, {"peft": "peft", "gguf": "llama.cpp"}[exported.form]
-    begins = "" if base.start is None else f"\n| begins from | LoRA {base.start.name}, which is part of it |"
+    begins = "" if base.start is None else f"\n| begins from | LoRA {_public(base.start.name)}, which is part of it |"
     revision = f" at revision `{base.revision}`" if base.revision else ""
+    link = f'base_model: "{base.name}"\nbase_model_relation: adapter\n' if base.is_on_hub else ""
     return f"""---
-base_model: {base.name}
-base_model_relation: adapter
-library_name: {library}
+{link}library_name: {library}
 tags: [lora, streamlearn]
 ---
 # {title} of snapshot {exported.snapshot}
@@ -249,7 +256,7 @@ one distribution, found by the learner.
 
 | | |
 |---|---|
-| backbone | `{base.name}`{revision} |
+| backbone | `{_public(base.name)}`{revision} |
 | snapshot | {exported.snapshot}, written {exported.written} |
 | records | {exported.records:,} in {exported.visits} visit{"s" * (exported.visits != 1)} |
 | LoRA | rank {exported.rank}, alpha {exported.alpha:g}, on {exported.num_linears} linear layers |
@@ -264,7 +271,7 @@ def _losses(exported: ExportedRegime) -> str:
     losses, start = exported.losses, exported.base.start
     if losses is None:
         return ""
-    name = "untouched backbone" if start is None else f"backbone with {start.name}"
+    name = "untouched backbone" if start is None else f"backbone with {_public(start.name)}"
     return f"""On {losses.records} hold-out records, which were never trained on ({losses.tokens:,} answer tokens):
 
 | | loss, nats per token |
@@ -295,12 +302,14 @@ def _canaries(exported: ExportedRegime) -> str:
 def _usage(exported: ExportedRegime) -> str:
     if exported.form == "gguf":
         return "```\nllama-cli -m BACKBONE.gguf --lora adapter.gguf\n```\n"
-    base = exported.base.name
+    base = exported.base.name if exported.base.is_on_hub else "BACKBONE"
+    revision = f', revision="{exported.base.revision}"' if exported.base.revision else ""
     return f"""```python
+import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-backbone = AutoModelForCausalLM.from_pretrained("{base}")
+backbone = AutoModelForCausalLM.from_pretrained("{base}"{revision}, dtype=torch.float32)
 model = PeftModel.from_pretrained(backbone, "FOLDER")
 ```
 

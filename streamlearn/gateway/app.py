@@ -34,6 +34,7 @@ from streamlearn.http.responses import (
     unavailable,
     while_connected,
 )
+from streamlearn.http.tracing import annotate
 from streamlearn.settings import GatewaySettings
 
 CHAT = "/v1/chat/completions"
@@ -43,6 +44,7 @@ MAX_PROMPTS = 128
 MAX_TOKEN = (1 << 31) - 1
 MAX_CONNECTIONS = 400  # each may wait minutes; twice that in sockets is below the usual limit of 1024 open files
 RETRY_AFTER_S = 2
+FORWARDED = ("traceparent", "tracestate", "x-request-id")
 
 
 def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "") -> Starlette:
@@ -70,6 +72,7 @@ def create_app(settings: GatewaySettings, *, token: str, upstream_token: str = "
         lifespan=gateway.lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.max_body_bytes = settings.max_body_bytes
     return app
 
 
@@ -134,11 +137,13 @@ class _Gateway:
             label = target.unversioned
             headers = answer_headers(target.model, target.regime, target.score)
             headers["x-streamlearn-publication"] = str(loaded.publication.sequence)
-            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}))
+            annotate(model=target.model, regime=target.regime, publication=loaded.publication.sequence)
+            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}), _forwarded(request))
             answer = await while_connected(request.receive, work)
         except ApiError as error:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))
             raise
+        headers = {**answer.headers, **headers}
         used = "newest" if loaded is self._watch.current else "previous"
         duration = self._metrics.request_seconds.labels(used)
         if not isinstance(answer, EventStream):
@@ -252,6 +257,12 @@ def _object(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def _forwarded(request: Request) -> dict[str, str]:
+    """The headers that a model server gets: those that identify a request and its trace."""
+    values = {name: ",".join(request.headers.getlist(name)) for name in FORWARDED if name in request.headers}
+    return {name: value for name, value in values.items() if value.isascii()}
+
+
 def _body(fields: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(fields)
@@ -352,5 +363,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ApiError):
         return error.response(path)
     if isinstance(error, HTTPException):
-        return from_http(request, error, body_limit="--max-body-bytes").response(path)
+        return from_http(request, error, body_limit=f"{request.app.state.max_body_bytes:,} bytes").response(path)
     return internal_error().response(path)  # uvicorn logs the traceback

@@ -14,7 +14,6 @@ snapshot that was published.
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +28,14 @@ from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
 from streamlearn.model_files import load_tokenizer
-from streamlearn.publish.publication import FILE, Publication, PublishedRegime, read_routing, read_vectors
+from streamlearn.publish.publication import (
+    FILE,
+    Publication,
+    PublishedRegime,
+    read_routing,
+    read_vectors,
+    version_pattern,
+)
 from streamlearn.settings import StreamSettings
 from streamlearn.shift.features import Featurizer, input_of_prompt
 from streamlearn.shift.monitor import MonitorState
@@ -68,10 +74,10 @@ class Target(NamedTuple):
 class LoadedPublication:
     """A publication, ready to route, and the names that it defines. Safe to use from several threads.
 
-    streamlearn                  routed: the regime that explains the prompt, or the backbone
-    streamlearn-regime-3         the regime's current version, or the backbone while none is published
-    streamlearn-regime-3@184     this version, while a model server has it
-    the backbone's own name      the untouched backbone
+    streamlearn                        routed: the regime that explains the prompt, or the backbone
+    streamlearn-regime-3               the regime's current version, or the backbone while none is published
+    streamlearn-regime-3@184-5d3c1f    this version, while a model server has it
+    the backbone's own name            the untouched backbone
     """
 
     def __init__(
@@ -150,9 +156,9 @@ class LoadedPublication:
         return Target(regime.adapter or self.publication.backbone, regime.number)
 
     def _versions(self, served: Iterable[str]) -> set[str]:
-        """The published versions, and others that model servers still have."""
-        version = re.compile(rf"{re.escape(self.publication.name)}-regime-[0-9]+@.+", re.ASCII | re.DOTALL)
-        return {*self.publication.adapters, *filter(version.fullmatch, served)}
+        """The published versions, and others of the same run that model servers still have."""
+        own = self.publication
+        return {*own.adapters, *filter(version_pattern(own.name, [own.run]).fullmatch, served)}
 
 
 @lru_cache(maxsize=1)  # reading takes longer than everything else, and a folder is named by its content
@@ -261,7 +267,7 @@ def _keeps_all(old: LoadedPublication, new: LoadedPublication) -> bool:
     """Whether every regime with a version still has one: none was withdrawn, and the run is the same."""
     own, other = old.publication, new.publication
     versions = [{regime.number for regime in each.regimes if regime.adapter is not None} for each in (own, other)]
-    return versions[0] <= versions[1]
+    return own.run == other.run and versions[0] <= versions[1]
 
 
 def version_of(publication: Path) -> tuple[int, int, int] | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import EVENT_STREAM, ApiError, unavailable
+from streamlearn.http.tracing import request_to
 
 POLL_S = 1.0
 DNS_S = 5.0
@@ -40,6 +41,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _ANSWER_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DONE = b"data: [DONE]"
+_RETURNED = ("retry-after", "retry-after-ms", "x-request-id")
 
 _log = get_logger("gateway")
 
@@ -58,14 +60,23 @@ class Answer(NamedTuple):
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str]
+    """Those that are passed on."""
 
 
 class EventStream:
     """Server-sent events whose first part has arrived. It must be closed."""
 
     def __init__(
-        self, upstream: "Upstream", first: bytes, rest: AsyncIterator[bytes], resources: AsyncExitStack
+        self,
+        upstream: "Upstream",
+        first: bytes,
+        rest: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        resources: AsyncExitStack,
     ) -> None:
+        self.headers = headers
+        """Those that are passed on."""
         self._upstream = upstream
         self._first = first
         self._rest = rest
@@ -143,31 +154,33 @@ class Upstream:
                 self.is_reachable, self._was_reported = True, False
                 _log.info(Event.UPSTREAM_REACHABLE, upstream=self.url, models=len(models))
 
-    async def send(self, path: str, body: bytes) -> Answer | EventStream:
-        """Send a request; return the whole answer, or a stream once its first part is there.
+    async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | EventStream:
+        """Send a request with these headers; return the whole answer, or a stream once its first part is there.
 
         Raises:
             UpstreamFailedError: it cannot be reached, does not have the model, failed (404, 5xx) or broke off.
             UpstreamTimeoutError: it was reached, but did not answer in time.
         """
         async with AsyncExitStack() as resources:
-            response = await resources.enter_async_context(self._open(path, body))
+            response = await resources.enter_async_context(self._open(path, body, headers))
             status, content_type = response.status_code, response.headers.get("content-type", "")
             if status == 404 or status >= 500:
                 raise UpstreamFailedError(f"answered {status}")
+            returned = {name: value for name, value in response.headers.items() if _is_returned(name, value)}
             with self.translated():
                 if not content_type.startswith(EVENT_STREAM):
-                    return Answer(status, content_type, await response.aread())
+                    return Answer(status, content_type, await response.aread(), returned)
                 parts = response.aiter_raw()
                 first = await anext(parts, b"")
             if not first:
                 raise UpstreamFailedError("the answer ended before it began")
-            return EventStream(self, first, parts, resources.pop_all())
+            return EventStream(self, first, parts, returned, resources.pop_all())
 
     @asynccontextmanager
-    async def _open(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
+    async def _open(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
         """Send a request; yields the response before its body is read."""
-        request = self._client.build_request("POST", path, content=body, headers={"content-type": "application/json"})
+        headers = {**headers, "content-type": "application/json"}
+        request = self._client.build_request("POST", path, content=body, headers=headers)
         self.in_flight += 1
         try:
             with self.translated():
@@ -206,6 +219,11 @@ class Upstream:
         if not self._was_reported:
             self._was_reported = True
             _log.warning(Event.UPSTREAM_UNREACHABLE, upstream=self.url, reason=_described(error))
+
+
+def _is_returned(name: str, value: str) -> bool:
+    """Whether a header of an answer is passed on to the client."""
+    return value.isascii() and (name in _RETURNED or name.startswith("x-ratelimit-"))
 
 
 def _described(error: Exception) -> str:
@@ -262,7 +280,7 @@ class Fleet:
         """Whether each of these versions can be asked for."""
         return all(any(self._can_answer(upstream, version) for upstream in self.upstreams) for version in versions)
 
-    async def send(self, model: str, path: str, body: bytes) -> Answer | EventStream:
+    async def send(self, model: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | EventStream:
         """Have one server that has the model answer.
 
         The one with the fewest requests in flight is tried first, then the others, each once.
@@ -275,7 +293,8 @@ class Fleet:
         while (upstream := self._least_busy(model, tried)) is not None:
             tried.append(upstream)
             try:
-                return await upstream.send(path, body)
+                with request_to(upstream.url, model) as trace:
+                    return await upstream.send(path, body, {**headers, **trace})
             except UpstreamFailedError as error:
                 reason = f"every model server that has {model} failed, the last with: {error}"
                 self._metrics.retries.labels(upstream.url).inc()

@@ -1,12 +1,13 @@
 """The files of a published folder besides `publication.json`: versions, routing states, the tokenizer.
 
-    adapters/NAME-regime-3@184/       a version: PEFT folder, model card, version.json
-    routing/184.safetensors           a routing state
-    tokenizer-3f2a9c01/               the backbone's tokenizer and its tokens' vectors, named by their content
-    history.jsonl                     every version ever written, one per line: a name is never used again
+    adapters/NAME-regime-3@184-5d3c1f/    a version of run 5d3c1f...: PEFT folder, model card, version.json
+    routing/184.safetensors               a routing state
+    tokenizer-3f2a9c01/                   the backbone's tokenizer and its tokens' vectors, named by their content
+    history.jsonl                         every version ever written, one per line: a name is never used again
+    lock                                  held by the daemon that writes the folder
 
-All but the last are fsynced, then appear by one rename, and never change. `prune` removes what no publication names any
-more.
+Versions, routing states and tokenizers are fsynced, then appear by one rename, and never change. `prune` removes what
+no publication names any more.
 """
 
 import errno
@@ -25,8 +26,8 @@ from safetensors import SafetensorError
 from streamlearn.backbone.lora import PlainLora
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel, read_peft, write_peft
-from streamlearn.publish.publication import VERSION_FILE, Version, routing_bytes
-from streamlearn.snapshot.files import Files, SharedFiles, list_tree
+from streamlearn.publish.publication import RUN_LETTERS, VERSION_FILE, Version, routing_bytes
+from streamlearn.snapshot.files import Files, SharedFiles, list_tree, share
 
 ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"
@@ -64,15 +65,16 @@ class PublicationFiles:
             complete.sort(key=lambda path: self._used.get(path.name, -1))
         return [Version.read(path) for path in complete]
 
-    def unused_name(self, model: str, step: int) -> str:
-        """`MODEL@STEP`, or the first of `MODEL@STEPr2`, ... that was never used: servers cache weights by name.
+    def unused_name(self, model: str, step: int, run: str) -> str:
+        """`MODEL@STEP-RUN`, or the first with r2, r3, ... after it that was never used: servers cache weights by name.
 
-        A step comes again after a rollback, and in a new run.
+        A step comes again after a rollback. Its run tells a version from those of other runs with the same model.
         """
-        number, name = 1, f"{model}@{step}"
+        first = name = f"{model}@{step}-{run[:RUN_LETTERS]}"
+        number = 1
         while name in self._used:
             number += 1
-            name = f"{model}@{step}r{number}"
+            name = f"{first}r{number}"
         return name
 
     def newest_names(self, number: int, *, run: str) -> list[str]:
@@ -157,6 +159,7 @@ class PublicationFiles:
             self._make_durable(staging, target)
 
     def _make_durable(self, staging: Path, target: Path) -> None:
+        share(staging)
         files, folders = list_tree(staging)
         for path in [*files.values(), *folders]:
             self.files.sync(path)

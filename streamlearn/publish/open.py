@@ -2,7 +2,8 @@
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from streamlearn.http.guards import read_token
 from streamlearn.learner.learner import Learner
 from streamlearn.publish import ROLLBACK, RUN
 from streamlearn.settings import HubSettings, PublishSettings, Settings
+from streamlearn.snapshot.files import LOCK, FileLock, Files
 
 if TYPE_CHECKING:
     from streamlearn.publish.publication import Publication
@@ -72,17 +74,52 @@ def check_disk(settings: Settings) -> None:
 
     Raises:
         PublicationError: the folder cannot be written, or a file is damaged.
+        ConfigError: another run published in the folder.
     """
     if settings.publish is None:
         return
     from streamlearn.publish.folder import check_folder
-    from streamlearn.publish.publication import FILE, Publication
     from streamlearn.publish.publisher import RollbackFile
 
     check_folder(settings.publish.folder)
-    if (settings.publish.folder / FILE).exists():
-        Publication.read(settings.publish.folder)
+    _check_run(settings.publish.folder, _runs(settings.state))
     RollbackFile(settings.state).read()
+
+
+@contextmanager
+def own_folder(settings: Settings) -> Iterator[None]:
+    """Hold `publish.folder` inside the block, if there is one: only one daemon writes it.
+
+    Raises:
+        StateLockedError: another daemon holds it.
+        SnapshotError: it cannot be locked.
+        ConfigError: another run published in it.
+        PublicationError: its newest publication is damaged.
+    """
+    if settings.publish is None:
+        yield
+        return
+    folder = settings.publish.folder
+    with folder_lock(folder):
+        _check_run(folder, _runs(settings.state))
+        yield
+
+
+def folder_lock(folder: Path) -> FileLock:
+    """Take the lock of `publish.folder`."""
+    return FileLock(folder / LOCK, folder, "publish.folder")
+
+
+def _check_run(folder: Path, runs: Sequence[str]) -> None:
+    """Check that the newest publication is of this state folder's run, or of one that `--fresh` ended."""
+    from streamlearn.publish.publication import FILE, Publication
+
+    if (folder / FILE).exists() and (found := Publication.read(folder).run) not in runs:
+        raise ConfigError(
+            f"publish.folder {folder}: its newest publication must be this daemon's, found one of run {found[:6]}, "
+            "whose versions this daemon would remove: set publish.folder to another folder; or, if that run has ended "
+            f"for good, move {FILE} out of the folder"
+        )
 
 
 def _check_backbone(settings: Settings, own: PublishSettings, shape: Outline) -> None:
@@ -124,7 +161,7 @@ def open_publisher(
     from streamlearn.export.formats import BaseModel
     from streamlearn.publish.folder import ADAPTERS, PublicationFiles
     from streamlearn.publish.gate import ScoringQueue
-    from streamlearn.publish.publication import write_vectors
+    from streamlearn.publish.publication import version_pattern, write_vectors
     from streamlearn.publish.publisher import AdapterPublisher, Targets
     from streamlearn.publish.replicas import Replica, ReplicaSet
     from streamlearn.regimes.holdout import TimeBudget
@@ -138,31 +175,45 @@ def open_publisher(
         key = None if vllm.token_file is None else read_token(vllm.token_file, min_chars=1)
         replicas = [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas]
         seen_at = vllm.folder or seen_at
-    fleet = ReplicaSet(replicas, lambda name: f"{seen_at}/{ADAPTERS}/{name}", own.name)
+    run = _run(settings.state)
+    own_name = version_pattern(own.name, _runs(settings.state)).fullmatch
+    fleet = ReplicaSet(replicas, f"{seen_at}/{ADAPTERS}", own_name)
 
     def save(target: Path) -> None:
         backbone.tokenizer.save_pretrained(target)
         write_vectors(target, backbone.token_vectors)
 
     targets = Targets(folder, folder.write_tokenizer(save), base, fleet, upload)
-    return AdapterPublisher(settings, config, _run(settings.state), targets, scoring, canaries=canaries)
+    return AdapterPublisher(settings, config, run, targets, scoring, canaries=canaries)
 
 
 def forget_run(state: Path) -> None:
-    """Begin a new run: its regimes have the numbers of the old run's, and are others."""
-    for name in (RUN, ROLLBACK):
-        (state / name).unlink(missing_ok=True)
+    """Begin a new run, which takes over `publish.folder`: its regimes have numbers of the old run's, and are others."""
+    (state / ROLLBACK).unlink(missing_ok=True)
+    if runs := _runs(state):
+        _write_runs(state, [*runs, secrets.token_hex(16)])
 
 
 def _run(state: Path) -> str:
     """The run's identity, created at its first start."""
+    if not _runs(state):
+        _write_runs(state, [secrets.token_hex(16)])
+    return _runs(state)[-1]
+
+
+def _runs(state: Path) -> list[str]:
+    """Identities of the runs of a state folder, the newest last."""
     path = state / RUN
     try:
-        if not path.exists():
-            new = path.with_suffix(".new")
-            new.write_text(secrets.token_hex(16), encoding="ascii")
-            new.rename(path)
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii").split() if path.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise PublicationError(f"{path}: must be readable, found: {error}") from error
+
+
+def _write_runs(state: Path, runs: Sequence[str]) -> None:
+    path = state / RUN
+    try:
+        Files().replace(path, "\n".join([*runs, ""]).encode())
     except OSError as error:
         raise PublicationError(f"{path}: must be writable, found: {error.strerror}") from error
 

@@ -2,17 +2,18 @@
 
 A published folder holds
 
-    publication.json                  this, replaced atomically by every publication
-    adapters/NAME-regime-3@184/       a PEFT folder per adapter version
-    routing/184.safetensors           arrays of the monitor's state by name
-    tokenizer-3f2a9c01/               the backbone's tokenizer and its tokens' vectors, named by their content
-    history.jsonl                     every version ever written, appended to
+    publication.json                      this, replaced atomically by every publication
+    adapters/NAME-regime-3@184-5d3c1f/    a PEFT folder per adapter version
+    routing/184.safetensors               arrays of the monitor's state by name
+    tokenizer-3f2a9c01/                   the backbone's tokenizer and its tokens' vectors, named by their content
+    history.jsonl                         every version ever written, appended to
 
 Everything that a publication names is complete before the publication is written, and never changes.
 """
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, Self
@@ -38,11 +39,14 @@ from safetensors.numpy import load, save
 
 from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
+from streamlearn.settings.faults import in_words
 from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"
 FORMAT: Final = 1
+RUN_LETTERS = 6
+"""Letters of a run's identity (32 hex digits) in the names of its versions."""
 MAX_BYTES = 4 << 20
 """Maximum size of the file in bytes: some 20,000 regimes."""
 
@@ -80,7 +84,7 @@ class PublishedRegime(_Model):
     label: str | None
     """The operator's name for it."""
     adapter: str | None
-    """Name of its adapter version, NAME-regime-NUMBER@SNAPSHOT; None while no version of it is published."""
+    """Name of its adapter version, NAME-regime-NUMBER@STEP-RUN; None while no version of it is published."""
 
 
 class Publication(_Model):
@@ -90,6 +94,8 @@ class Publication(_Model):
     """Version of this format."""
     name: ModelName
     """Name of the model whose requests are routed; names of adapters begin with it."""
+    run: Named
+    """The daemon's run that wrote it."""
     sequence: NonNegativeInt
     """Sequence number, increasing by one."""
     written_at: Annotated[Time, Field(strict=False)]
@@ -169,7 +175,7 @@ class Publication(_Model):
         except ValidationError as error:
             fault = error.errors()[0]
             at = ".".join(map(str, fault["loc"])) or "the publication"
-            raise PublicationError(f"{where}: {at}: {fault['msg'].removeprefix('Value error, ')}") from error
+            raise PublicationError(f"{where}: {at}: {in_words(fault)}") from error
 
     def to_bytes(self) -> bytes:
         """The content of `publication.json`."""
@@ -206,15 +212,25 @@ class Publication(_Model):
         """An adapter's name says whose it is, so a request is never answered under another regime's name."""
         if regime.adapter is None:
             return
-        model, at, version = regime.adapter.partition("@")
-        if model != self.model_of(regime) or not at or not (version.isascii() and version.isalnum()):
+        model, _, version = regime.adapter.partition("@")
+        if model != self.model_of(regime) or not re.fullmatch(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*", version):
             raise ValueError(
-                f"adapter of regime {regime.number} must be named {self.model_of(regime)}@SNAPSHOT, found "
+                f"adapter of regime {regime.number} must be named {self.model_of(regime)}@STEP-RUN, found "
                 f"{regime.adapter!r:.100}"
             )
 
 
 VERSION_FILE = "version.json"
+
+
+def version_pattern(name: str, runs: Iterable[str]) -> re.Pattern[str]:
+    """What the names of all versions of these runs match; `name` is the first part.
+
+    >>> version_pattern("streamlearn", ["5d3c1f66"]).fullmatch("streamlearn-regime-3@184-5d3c1fr2") is not None
+    True
+    """
+    letters = "|".join(re.escape(run[:RUN_LETTERS]) for run in runs)
+    return re.compile(rf"{re.escape(name)}-regime-[0-9]+@[0-9]+-({letters})(r[0-9]+)?")
 
 
 class Version(BaseModel):
@@ -225,7 +241,7 @@ class Version(BaseModel):
     format: Literal[1] = 1
     """Version of this format."""
     name: str
-    """NAME-regime-NUMBER@STEP."""
+    """NAME-regime-NUMBER@STEP-RUN, with the first letters of the run."""
     run: str
     """The daemon's run: numbers of regimes mean something within one."""
     regime: PositiveInt

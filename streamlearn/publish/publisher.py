@@ -333,7 +333,7 @@ class AdapterPublisher:
         if written is not None and written.holdout == tuple(sorted(candidate.losses)):
             return written
         version = Version(
-            name=folder.unused_name(f"{self._own.name}-regime-{regime.number}", snapshot.step),
+            name=folder.unused_name(f"{self._own.name}-regime-{regime.number}", snapshot.step, self._run),
             run=self._run,
             regime=regime.number,
             step=snapshot.step,
@@ -377,6 +377,7 @@ class AdapterPublisher:
         self._replace_publication(
             Publication(
                 name=self._own.name,
+                run=self._run,
                 sequence=0 if self._publication is None else self._publication.sequence + 1,
                 written_at=datetime.now(UTC),  # noqa: TID251 - for people
                 snapshot=snapshot.snapshot.name,

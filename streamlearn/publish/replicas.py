@@ -2,12 +2,16 @@
 
 All are asked concurrently, so that one that hangs delays no other. The threads are daemons: they never keep the
 process from ending.
+
+A server lists each adapter with the path that it was loaded from (`root`). One with the name of a published version
+and another path has other weights: it is replaced. What other programs loaded from other folders is left alone.
 """
 
-import re
+import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -41,9 +45,13 @@ class Replica:
         self._timeout_s = timeout_s
         # A proxy named in the environment must not receive the key.
         self._client = httpx2.Client(base_url=url, headers=headers, trust_env=False)
+        self.own: dict[str, str | None] = {}
+        """Adapters that this process loaded, by name, with the path that the server listed then."""
+        self.reported: set[str] = set()
+        """Those that vanished from the server and were logged."""
 
-    def loaded(self) -> frozenset[str]:
-        """Names of all models: the backbone and the loaded adapters.
+    def loaded(self) -> dict[str, str | None]:
+        """Return the path of every model, the backbone and the loaded adapters, by name; None where none is listed.
 
         Raises:
             ReplicaUnreachableError: it does not answer.
@@ -51,8 +59,11 @@ class Replica:
         """
         answer = self._request("GET", "/v1/models", timeout_s=ASK_S)
         try:
-            return frozenset(str(model["id"]) for model in answer.json()["data"])
-        except (ValueError, KeyError, TypeError) as error:
+            models = answer.json()["data"]
+            return {
+                str(model["id"]): None if model.get("root") == model["id"] else model.get("root") for model in models
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplicaRefusedError(f"{self.url}/v1/models: expected a list of models, found {error!r}") from error
 
     def load(self, name: str, folder: str) -> None:
@@ -62,17 +73,21 @@ class Replica:
             ReplicaUnreachableError: it does not answer.
             ReplicaRefusedError: it cannot load the adapter.
         """
-        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, folder=folder)
+        self.own[name] = self.loaded().get(name)
 
     def unload(self, name: str) -> None:
         """Unload an adapter. Raises like `load`."""
         self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        self.own.pop(name, None)
 
     def close(self) -> None:
         """Close its connections."""
         self._client.close()
 
-    def _request(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> httpx2.Response:
+    def _request(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None, folder: str = ""
+    ) -> httpx2.Response:
         try:
             answer = self._client.request(method, path, json=body, timeout=timeout_s or self._timeout_s)
         except httpx2.HTTPError as error:
@@ -80,13 +95,18 @@ class Replica:
         if answer.status_code >= 500:
             raise ReplicaUnreachableError(f"{self.url}{path}: {answer.status_code} {answer.text[:200]}")
         if answer.is_error:
-            raise ReplicaRefusedError(f"{self.url}{path}: {answer.status_code} {_message(answer)}")
+            raise ReplicaRefusedError(f"{self.url}{path}: {answer.status_code} {_message(answer, folder)}")
         return answer
 
 
-def _message(answer: httpx2.Response) -> str:
-    """The server's own words, with advice on the most frequent ones."""
+def _message(answer: httpx2.Response, folder: str) -> str:
+    """The server's own words, with advice on the most frequent ones; `folder` is what it should load, if anything."""
     text = answer.text[:500]
+    if "No adapter found" in text and folder and Path(folder).exists():
+        return (
+            f"{text}; it exists on this machine: let the server's user read it and enter every folder above it; for a "
+            "server on another machine set publish.vllm.folder to the path of publish.folder there"
+        )
     if "No adapter found" in text:
         return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
     if answer.status_code == httpx2.codes.NOT_FOUND:
@@ -99,17 +119,17 @@ def _message(answer: httpx2.Response) -> str:
 class ReplicaSet:
     """Replicas that should have the same adapters loaded. Only the publisher's thread calls it."""
 
-    def __init__(self, replicas: Sequence[Replica], folder_of: Callable[[str], str], name: str) -> None:
+    def __init__(self, replicas: Sequence[Replica], folder: str, own_name: Callable[[str], object]) -> None:
         """Build the set.
 
         Args:
             replicas: The servers.
-            folder_of: Path of a version's folder as the servers see it.
-            name: First part of the names of our versions, NAME-regime-NUMBER@STEP; other adapters are left alone.
+            folder: Folder of the versions as the servers see it.
+            own_name: Whether a name is one of this run's versions; asked about servers that list no paths.
         """
         self._replicas = replicas
-        self._folder_of = folder_of
-        self._our_name = re.compile(rf"{re.escape(name)}-regime-[1-9][0-9]*@[0-9A-Za-z]+")
+        self._folder = folder
+        self._own_name = own_name
         self.status: tuple[ReplicaStatus, ...] = tuple(ReplicaStatus(replica.url, False, 0, 0) for replica in replicas)
 
     def fault_of_loading(self, names: Collection[str]) -> str | None:
@@ -144,29 +164,70 @@ class ReplicaSet:
             replica.close()
 
     def _load(self, replica: Replica, names: Collection[str]) -> StreamlearnError | None:
+        """Load new versions: what a server has under such a name, and this process did not load, is something else."""
         try:
             loaded = replica.loaded()
             for name in names:
-                if name not in loaded:
-                    replica.load(name, self._folder_of(name))
+                if name not in replica.own or not self._is_published(replica, name, loaded):
+                    self._replace(replica, name, loaded)
         except (ReplicaUnreachableError, ReplicaRefusedError) as error:
             return error
         return None
 
     def _reconcile(self, replica: Replica, wanted: Collection[str], draining: Collection[str]) -> ReplicaStatus:
-        loaded: frozenset[str] = frozenset()
+        served: set[str] = set()
         try:
             loaded = replica.loaded()
-            for name in sorted(set(wanted) - loaded):
-                replica.load(name, self._folder_of(name))
-                loaded |= {name}
-            for name in sorted(filter(self._our_name.fullmatch, loaded - {*wanted, *draining})):
-                replica.unload(name)
+            _report_vanished(replica, wanted, loaded)
+            served = {name for name in wanted if self._is_published(replica, name, loaded)}
+            for name in sorted(set(wanted) - served):
+                self._replace(replica, name, loaded)
+                served.add(name)
+            for name in sorted(loaded.keys() - {*wanted, *draining}):
+                if self._is_own(replica, name, loaded[name]):
+                    replica.unload(name)
         except ReplicaUnreachableError as error:
+            replica.own.clear()  # it may have died, and forgotten everything
             return ReplicaStatus(replica.url, False, 0, len(wanted), str(error))
         except ReplicaRefusedError as error:
-            return ReplicaStatus(replica.url, True, len(loaded & set(wanted)), len(wanted), str(error))
+            return ReplicaStatus(replica.url, True, len(served), len(wanted), str(error))
         return ReplicaStatus(replica.url, True, len(wanted), len(wanted))
+
+    def _is_published(self, replica: Replica, name: str, loaded: Mapping[str, str | None]) -> bool:
+        """Whether a server has a version from its published folder."""
+        if name not in loaded or name in replica.own:
+            return name in loaded and replica.own[name] == loaded[name]
+        root = loaded[name]
+        return root is None or os.path.realpath(root) == os.path.realpath(f"{self._folder}/{name}")
+
+    def _is_own(self, replica: Replica, name: str, root: str | None) -> bool:
+        """Whether an adapter is from the published folder, whichever process of it loaded it."""
+        if name in replica.own or root is None:
+            return name in replica.own or bool(self._own_name(name))
+        return os.path.dirname(os.path.realpath(root)) == os.path.realpath(self._folder)
+
+    def _replace(self, replica: Replica, name: str, loaded: Mapping[str, str | None]) -> None:
+        """Load a version, in place of another adapter of its name."""
+        folder = f"{self._folder}/{name}"
+        if name in loaded:
+            _log.warning(Event.REPLICA_ADAPTER_REPLACED, url=replica.url, version=name, found=loaded[name], root=folder)
+            replica.unload(name)
+        replica.load(name, folder)
+
+
+def _report_vanished(replica: Replica, wanted: Collection[str], loaded: Collection[str]) -> None:
+    """Log published versions that a server no longer has although nothing here unloaded them, each once."""
+    vanished = replica.own.keys() - set(loaded)
+    for name in vanished:
+        del replica.own[name]
+    if new := sorted(vanished & set(wanted) - replica.reported):
+        replica.reported.update(new)
+        _log.warning(
+            Event.REPLICA_VERSIONS_VANISHED,
+            url=replica.url,
+            versions=new,
+            hint="the server was restarted, or another program unloads adapters there; they are loaded again",
+        )
 
 
 def _concurrently(ask: Callable[[Replica], Answer], replicas: Sequence[Replica]) -> list[Answer]:

@@ -230,6 +230,15 @@ class Answering:
         created = int(status.started_at)
         return ModelList(data=tuple(ModelCard(id=name, created=created) for name in names))
 
+    def model(self, name: str) -> ModelCard:
+        """One of `models`.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        self._requested(name)
+        return next(model for model in self.models().data if model.id == name)
+
     async def answer(
         self,
         request: Request,
@@ -332,6 +341,11 @@ def openai_routes(
     async def list_models() -> ModelList:
         """What a request may name: what routing finds, the untouched backbone, and each regime."""
         return answering.models()
+
+    @routes.get("/v1/models/{name:path}", summary="One model", responses={404: _RESPONSES[404]})
+    async def describe_model(name: str) -> ModelCard:
+        """Whether a request may name it."""
+        return answering.model(name)
 
     @routes.post("/v1/completions", response_model=Answer, summary="Continue a text", responses=_RESPONSES)
     async def complete(

@@ -85,6 +85,19 @@ class SharedFiles(Files):
     mode = 0o666
 
 
+def share(folder: Path) -> None:
+    """Let others read what libraries wrote into a new folder, as far as the umask allows: safetensors makes files 0600.
+
+    The folder's own mode, 0777 less the umask, says what it allows.
+
+    Raises:
+        OSError: a mode cannot be changed.
+    """
+    mode = folder.stat().st_mode & SharedFiles.mode
+    for file in list_tree(folder)[0].values():
+        file.chmod(mode)
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -199,33 +212,40 @@ def _compare_names(folder: Path, expected: Mapping[str, FileEntry], found: Mappi
         raise SnapshotDamagedError(f"{folder}: unexpected file {extra[0]}, the manifest does not name it")
 
 
-NAME = "lock"
+LOCK = "lock"
+"""Name of the file by which a folder is locked."""
 
 
-class StateLock:
-    """An exclusive lock on a state folder, held from construction until `release` or until the process ends.
+class FileLock:
+    """An exclusive lock, held from construction until `release` or until the process ends.
 
     The kernel's lock decides, so the file that a dead daemon leaves blocks nothing; the PID in it is only for the error
     message. The file is never removed: otherwise one process could lock a new file while another still holds the old
     one. A process forked without exec shares the lock and holds it until it ends.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock without waiting; create the folder if it is missing.
+    def __init__(self, file: Path, guarded: Path, setting: str, *, folder_mode: int = 0o777) -> None:
+        """Take the lock without waiting; create the file and its folder if they are missing.
+
+        Args:
+            file: The file that is locked.
+            guarded: What only one daemon may write, for messages.
+            setting: The setting that names it, for messages.
+            folder_mode: Mode of a folder that is created, before the umask.
 
         Raises:
             StateLockedError: another process holds it.
             SnapshotError: the lock cannot be made there, or the file system does not support locks.
         """
-        self._path = folder / NAME
+        self._guarded, self._setting = guarded, setting
         self._descriptor: int | None = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             full = is_disk_full(error)
-            advice = "free some space on its disk" if full else "set `state` to a folder that this user can write"
-            raise SnapshotError(f"{self._path}: must be writable, found: {error.strerror}; {advice}") from error
+            advice = "free some space on its disk" if full else f"set `{setting}` to a path that this user can write"
+            raise SnapshotError(f"{file}: must be writable, found: {error.strerror}; {advice}") from error
         try:
             self._take(descriptor)
         except BaseException:
@@ -239,12 +259,12 @@ class StateLock:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StateLockedError(
-                    f"{self._path.parent} must be used by one daemon only, found it locked by process "
-                    f"{_holder(descriptor)}: stop that process, or set another `state` folder for this daemon"
+                    f"{self._guarded} must be used by one daemon only, found it locked by process "
+                    f"{_holder(descriptor)}: stop that process, or set another `{self._setting}` for this daemon"
                 ) from error
             raise SnapshotError(
-                f"{self._path}: must be on a file system with locks, found: {error.strerror}; put the `state` folder "
-                "on a local disk"
+                f"{self._guarded}: must be on a file system with locks, found: {error.strerror}; put "
+                f"`{self._setting}` on a local disk"
             ) from error
         with suppress(OSError):  # a full disk: the lock is held, and the loop goes on degraded
             os.ftruncate(descriptor, 0)
@@ -263,6 +283,21 @@ class StateLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class StateLock(FileLock):
+    """The lock on a state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / LOCK, folder, "state", folder_mode=0o700)
+
+
+class DeadLetterLock(FileLock):
+    """The lock on a file of dead letters: a file beside it."""
+
+    def __init__(self, file: Path) -> None:
+        file = file.resolve()
+        super().__init__(file.with_name(f"{file.name}.{LOCK}"), file, "dead_letters.file", folder_mode=0o700)
 
 
 def _holder(descriptor: int) -> str:

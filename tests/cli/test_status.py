@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from streamlearn.cli import status as overview
 from streamlearn.cli.main import app
+from streamlearn.cli.options import TextConsole
 from streamlearn.errors import SourceError
 from streamlearn.settings import Settings
-from streamlearn.status import Phase, RegimePublication, RegimeStatus, SliceScore, Status
+from streamlearn.status import Phase, PublicationStatus, RegimePublication, RegimeStatus, SliceScore, Status
 from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
 
 
@@ -136,6 +137,25 @@ def test_before_the_first_record_it_says_so(daemon: Daemon) -> None:
     assert "starting: the backbone is being loaded" in " ".join(text.split())
     assert "no regime yet" in text
     assert "no past regime scored yet" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, None])
+def test_an_identifier_is_never_broken(daemon: Daemon, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a narrow terminal lines are too long instead; without a terminal they are as long as they need to be."""
+    name = "streamlearn-regime-1@199-5d3c1f"
+    rows = (RegimePublication(1, name, held_back="worse_than_published", loss=1.0, published_loss=1.0, p_value=0.01),)
+    publication = PublicationStatus(sequence=1, snapshot="00000199", written_at=1.0, regimes=rows)
+    daemon.board.publish(replace(RUNNING, publication=publication))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    console = TextConsole(file=io.StringIO())
+    console.print(overview.tables(overview.fetch(settings_of(daemon.server.port))))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert name in text
+    assert "0.010" in row(text, "1", name) or width == 40, "nothing is cut off on the right"
+    if width is None:
+        assert " ".join(row(text, "1", name)).startswith(f"1 {name} held back: worse than the published version 1.000")
 
 
 def test_the_command_prints_tables_or_json(daemon: Daemon, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_configuration_error_is_the_leaders(daemon: RanksProcess) -> None:
     assert daemon.wait() == 78
     daemon.wait_for_all()
     output = daemon.log.read_text()
-    assert output.count("streamlearn: adapter.num_heads") == 1, output
+    assert output.count('"message":"adapter.num_heads') == 1, output
 
 
 @pytest.mark.long

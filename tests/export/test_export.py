@@ -1,5 +1,7 @@
 """`streamlearn export`: what stock libraries load from it computes what the daemon computes."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,15 +12,17 @@ from typing import Any
 
 import gguf
 import numpy as np
+import orjson
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from streamlearn.adapters.context import routing_context
-from streamlearn.backbone.lora import WEIGHTS
+from streamlearn.backbone.lora import CONFIG, WEIGHTS
 from streamlearn.cli.offline import export, restored_model
 from streamlearn.errors import ConfigError, SnapshotError, UsageError
 from streamlearn.export import formats
@@ -27,11 +31,16 @@ from streamlearn.learner.loss import pack, packed_logits
 from streamlearn.settings import Settings
 from streamlearn.stream.record import Example
 from tests.daemon.test_daemon import daemon_of, opened
+from tests.publish.test_folder import assert_shared
 from tests.regimes.conftest import backbone, make, maker
 from tests.regimes.shifting_streams import run, stream
 
 __all__ = ["backbone", "make"]
 
+KEYS_OF_PEFT_0_11 = (
+    "base_model_name_or_path|bias|fan_in_fan_out|inference_mode|lora_alpha|lora_dropout|peft_type|r|revision|"
+    "target_modules|task_type"
+)
 TASKS = ("animals", "sums", "cities")
 SCRIPT = """
 import sys
@@ -221,6 +230,32 @@ def test_transformers_reads_queries_and_keys_back_in_its_own_order() -> None:
     np.testing.assert_array_equal(restored, B_ON)
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_other_users_may_read_what_the_umask_allows(learned: Settings, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for form in ("peft", "gguf"):
+            written(learned, tmp_path / "out" / form, form=form)
+    finally:
+        os.umask(before)
+    assert_shared(tmp_path, umask)
+
+
+def test_nothing_tells_where_this_machine_has_its_models(learned: Settings, tmp_path: Path) -> None:
+    """A card names a base model if the hub has it, in front matter that YAML reads; PEFT finds a folder by its path."""
+    for base, named in ((None, None), ("org: model #2", None), ("served", None), ("org/name", "org/name")):
+        folder = tmp_path / f"{named}{base}"
+        written(learned, folder, base=base, regimes=[1])
+        card = (folder / "regime-1" / "README.md").read_text()
+        front = yaml.safe_load(card.split("---")[1])
+        assert (front.get("base_model"), "base_model_relation" in front) == (named, named is not None)
+        assert learned.backbone.model not in card
+        assert f'from_pretrained("{named or "BACKBONE"}", dtype=torch.float32)' in card
+    config = orjson.loads((tmp_path / "NoneNone" / "regime-1" / CONFIG).read_bytes())
+    assert config["base_model_name_or_path"] == learned.backbone.model
+    assert all(re.fullmatch(KEYS_OF_PEFT_0_11, key) for key in config)
+
+
 def test_nothing_is_overwritten(learned: Settings, tmp_path: Path) -> None:
     """Nor anything written, if one of several folders exists."""
     target = tmp_path / "out" / "regime-2"
@@ -265,7 +300,7 @@ def test_two_exports_are_the_same_to_the_byte(learned: Settings, tmp_path: Path)
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
     card = (tmp_path / "one" / "regime-2" / "README.md").read_text()
-    assert "base_model: org/name" in card
+    assert 'base_model: "org/name"' in card
     assert "| records | 90 in 1 visit |" in card
 
 

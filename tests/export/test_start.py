@@ -97,7 +97,7 @@ def test_an_export_is_the_sum_of_the_start_and_of_what_the_regime_learned(
     (both,) = stock_logits(tiny, [start], TOKENS, tmp_path, beside=own)
     assert_same(both, found)
     card = (exported / "README.md").read_text()
-    assert f"| begins from | LoRA {start}, which is part of it |" in card
+    assert "| begins from | LoRA start, which is part of it |" in card
     assert "| LoRA | rank 19, " in card  # 3 of the start, 4 heads of 4
 
 

@@ -22,7 +22,7 @@ def published(tmp_path: Path) -> Path:
 @pytest.fixture
 def upstreams() -> Iterator[list[StubUpstream]]:
     """Two servers with the models of publication 1."""
-    models = {"nano", *(f"streamlearn-regime-{number}@184" for number in (1, 2, 3))}
+    models = {"nano", *(f"streamlearn-regime-{number}@184-5d3c1f" for number in (1, 2, 3))}
     with StubUpstream(models) as first, StubUpstream(models) as second:
         yield [first, second]
 

@@ -24,6 +24,7 @@ from streamlearn.stream.record import Batch
 
 NANO = Path(__file__).parents[2] / "streamlearn/backbone/nano"
 BACKBONE = "nano"
+RUN = "5d3c1f" + "0" * 26
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -84,13 +85,14 @@ def publish_sample(
             slot=slot,
             number=profile.number,
             label=None,
-            adapter=None if profile.number in held_back else f"streamlearn-regime-{profile.number}@{version}",
+            adapter=None if profile.number in held_back else f"streamlearn-regime-{profile.number}@{version}-{RUN[:6]}",
         )
         for slot, profile in enumerate(from_arrays(MonitorState, arrays).detector.regimes)
         if profile is not None
     )
     values: dict[str, Any] = {
         "name": "streamlearn",
+        "run": RUN,
         "sequence": 1,
         "written_at": datetime(2026, 1, 31, 12, tzinfo=UTC),
         "snapshot": f"{version:08}",

@@ -40,6 +40,10 @@ class StubUpstream:
         self.script: deque[str] = deque()
         self.answered: list[dict[str, Any]] = []
         """Bodies of the completion requests that were received."""
+        self.heads: list[str] = []
+        """Their headers as they came."""
+        self.headers = ""
+        """Further header lines of every completion."""
         self.num_left = 0
         """Clients that left before their answer was complete."""
         self.port = port
@@ -109,6 +113,7 @@ class StubUpstream:
             rows = [{"id": model, "object": "model"} for model in sorted(self.models)]
             _send(writer, 200, {"object": "list", "data": rows})
             return True
+        self.heads.append(head.lower())
         return await self._complete(path, orjson.loads(body), reader, writer)
 
     async def _complete(
@@ -125,15 +130,15 @@ class StubUpstream:
         if action == "slow":
             await asyncio.sleep(SLOW_S)
         if action.isdecimal():
-            _send(writer, int(action), {"error": {"message": "scripted", "code": int(action)}})
+            _send(writer, int(action), {"error": {"message": "scripted", "code": int(action)}}, self.headers)
         elif request["model"] not in self.models:
             _send(writer, 404, {"error": {"message": "The model does not exist.", "code": 404}})
         elif request.get("stream"):
-            await _stream(writer, request["model"], path, action)
+            await _stream(writer, request["model"], path, action, self.headers)
         elif action == "break":
             writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"half')
         else:
-            _send(writer, 200, _answer(path, request["model"]))
+            _send(writer, 200, _answer(path, request["model"]), self.headers)
         await writer.drain()
         return action != "break"
 
@@ -148,8 +153,9 @@ def _answer(path: str, model: str) -> dict[str, Any]:
     return {"id": "stub", "object": kind, "created": 0, "model": model, "choices": choices, "usage": usage}
 
 
-async def _stream(writer: asyncio.StreamWriter, model: str, path: str, action: str) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+async def _stream(writer: asyncio.StreamWriter, model: str, path: str, action: str, headers: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{headers}\r\n"
+    writer.write(head.encode())
     kind = "chat.completion.chunk" if "chat" in path else "text_completion"
     for index, piece in enumerate(PIECES):
         if action == "break" and index == 1:
@@ -171,9 +177,9 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
-def _send(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
+def _send(writer: asyncio.StreamWriter, status: int, value: Any, headers: str = "") -> None:
     body = orjson.dumps(value)
-    head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
     writer.write(head.encode() + body)
 
 

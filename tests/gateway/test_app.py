@@ -1,5 +1,6 @@
 """The gateway from outside: what it answers, under which names, and with which errors."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def test_a_request_is_answered_by_its_regimes_version(client: httpx2.Client) -> 
     """The body and the headers name it."""
     for number, prompt in enumerate(prompts_of_each_task(), start=1):
         answer = ask(client, prompt)
-        version = f"streamlearn-regime-{number}@184"
+        version = f"streamlearn-regime-{number}@184-5d3c1f"
         assert (answer.status_code, answer.json()["model"]) == (200, version)
         assert answer.headers["x-streamlearn-model"] == version
         assert answer.headers["x-streamlearn-regime"] == str(number)
@@ -46,7 +47,7 @@ def test_what_no_regime_explains_is_answered_by_the_backbone(client: httpx2.Clie
 def test_a_named_model_is_not_routed(client: httpx2.Client) -> None:
     """Whatever the prompt is."""
     answer = ask(client, prompts_of_each_task()[0], model="streamlearn-regime-2")
-    assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == "streamlearn-regime-2@184"
+    assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == "streamlearn-regime-2@184-5d3c1f"
     assert "x-streamlearn-score" not in answer.headers
 
 
@@ -80,17 +81,46 @@ def test_unknown_fields_are_forwarded_unread(client: httpx2.Client, upstreams: l
     assert [body for upstream in upstreams for body in upstream.answered] == [{"model": "nano", **fields}]
 
 
+@pytest.mark.parametrize(("status", "stream"), [(200, False), (200, True), (429, False)])
+def test_headers_of_limits_and_traces_pass_through(
+    client: httpx2.Client, upstreams: list[StubUpstream], *, status: int, stream: bool
+) -> None:
+    """Whatever the status is; credentials and other headers do not, and what the gateway says of itself stands."""
+    for upstream in upstreams:
+        upstream.headers = (
+            "Retry-After: 17\r\nX-Request-Id: up-1\r\nX-RateLimit-Remaining-Requests: 3\r\nserver: uvicorn\r\n"
+            "set-cookie: a=b\r\nx-streamlearn-model: false\r\n"
+        )
+        if status != 200:
+            upstream.script.append(str(status))
+    sent = {"traceparent": "00-0af7-b7ad-01", "tracestate": "a=1,b=2", "x-request-id": "req-77"}
+    private = {"authorization": "Bearer secret", "cookie": "secret", "x-api-key": "secret"}
+    body = {"model": "nano", "prompt": "a", "stream": stream}
+    answer = client.post(TEXT, json=body, headers={**sent, **private})
+    assert answer.status_code == status
+    passed = {name: answer.headers[name] for name in ("retry-after", "x-request-id", "x-ratelimit-remaining-requests")}
+    assert passed == {"retry-after": "17", "x-request-id": "up-1", "x-ratelimit-remaining-requests": "3"}
+    assert not {"set-cookie", "server"} & answer.headers.keys()
+    assert answer.headers["x-streamlearn-model"] == "nano"
+    [head] = [head for upstream in upstreams for head in upstream.heads]
+    assert all(f"\r\n{name}: {value}\r\n" in head for name, value in sent.items())
+    assert "secret" not in head
+
+
 def test_several_prompts_of_one_model_are_one_request(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     first = prompts_of_each_task()[0]
     answer = ask(client, [first, first + " again"])
-    assert answer.json()["model"] == "streamlearn-regime-1@184"
+    assert answer.json()["model"] == "streamlearn-regime-1@184-5d3c1f"
     assert sum(len(upstream.answered) for upstream in upstreams) == 1
 
 
 def test_prompts_of_several_models_are_refused(client: httpx2.Client) -> None:
     error = error_of(ask(client, prompts_of_each_task()))
     assert (error["code"], error["param"]) == ("several_models", "prompt")
-    assert "streamlearn-regime-1@184, streamlearn-regime-2@184, streamlearn-regime-3@184" in error["message"]
+    assert (
+        "streamlearn-regime-1@184-5d3c1f, streamlearn-regime-2@184-5d3c1f, streamlearn-regime-3@184-5d3c1f"
+        in error["message"]
+    )
 
 
 def test_too_many_prompts_to_route_are_refused(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
@@ -136,6 +166,7 @@ def test_a_faulty_request_is_refused_in_openais_form(client: httpx2.Client, upst
         error = error_of(answer)
         assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
         assert error["type"] == "invalid_request_error"
+        assert not re.search(r"\d{6}", error["message"]), "a limit that nobody set"
     for upstream in upstreams:
         upstream.script.append("400")
     assert ask(client, "a", model="nano").json()["error"]["message"] == "scripted"
@@ -171,6 +202,8 @@ def test_the_guards_are_the_daemons(client: httpx2.Client) -> None:
     assert error_of(client.post(TEXT, content=b"{}"))["code"] == "wrong_content_type"
     large = client.post(TEXT, content=b"x" * ((4 << 20) + 1), headers={"content-type": "application/json"})
     assert large.status_code == 413
+    chunked = client.post(TEXT, content=iter([b"x" * (5 << 20)]), headers={"content-type": "application/json"})
+    assert error_of(chunked)["message"] == "the body is larger than 4,194,304 bytes"
 
 
 def test_a_required_token_is_required_for_all_but_health(published: Path, upstreams: list[StubUpstream]) -> None:
@@ -186,7 +219,7 @@ def test_a_required_token_is_required_for_all_but_health(published: Path, upstre
 
 def test_it_is_ready_when_a_server_has_the_backbone(published: Path) -> None:
     """And alive at once."""
-    with StubUpstream(["streamlearn-regime-1@184"]) as upstream, gateway(published, upstream) as client:
+    with StubUpstream(["streamlearn-regime-1@184-5d3c1f"]) as upstream, gateway(published, upstream) as client:
         assert client.get("/livez").status_code == 200
         wait_until(lambda: "nano" in client.get("/readyz").text, "the publication")
         assert client.get("/readyz").headers["retry-after"] == "2"

@@ -18,25 +18,20 @@ def official(client: httpx2.Client) -> Iterator[OpenAI]:
         yield own
 
 
-def test_it_lists_models(official: OpenAI) -> None:
-    assert [model.id for model in official.models.list()][:2] == ["streamlearn", "nano"]
-    assert official.models.retrieve("streamlearn-regime-1").owned_by == "streamlearn"
-
-
 def test_it_completes_text_and_conversations(official: OpenAI) -> None:
     prompt = prompts_of_each_task()[2]
     completion = official.completions.create(model="streamlearn", prompt=prompt, max_tokens=5)
-    assert (completion.model, completion.choices[0].text) == ("streamlearn-regime-3@184", "one two three")
+    assert (completion.model, completion.choices[0].text) == ("streamlearn-regime-3@184-5d3c1f", "one two three")
     # In the chat template the prompt is unlike the regime's records, so the request names the regime.
     chat = official.chat.completions.create(
         model="streamlearn-regime-3", messages=[{"role": "user", "content": prompt}]
     )
-    assert (chat.model, chat.choices[0].message.content) == ("streamlearn-regime-3@184", "one two three")
+    assert (chat.model, chat.choices[0].message.content) == ("streamlearn-regime-3@184-5d3c1f", "one two three")
 
 
 def test_it_reads_the_routing_from_the_headers(official: OpenAI) -> None:
     raw = official.completions.with_raw_response.create(model="streamlearn", prompt=prompts_of_each_task()[0])
-    assert raw.headers["x-streamlearn-model"] == raw.parse().model == "streamlearn-regime-1@184"
+    assert raw.headers["x-streamlearn-model"] == raw.parse().model == "streamlearn-regime-1@184-5d3c1f"
 
 
 def test_it_streams(official: OpenAI) -> None:

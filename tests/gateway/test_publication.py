@@ -136,7 +136,15 @@ def test_a_prompt_that_cannot_be_encoded_is_refused(published: Path, prompt: Any
     assert (caught.value.status, caught.value.code) == (400, "unusable_prompt")
 
 
-SERVED = ("nano", "streamlearn-regime-1@184", "streamlearn-regime-2@100", "streamlearn-regime-x@1", "other")
+OF_ANOTHER_RUN = "streamlearn-regime-2@100-77aa01"
+SERVED = (
+    "nano",
+    "streamlearn-regime-1@184-5d3c1f",
+    "streamlearn-regime-2@100-5d3c1f",
+    "streamlearn-regime-x@1-5d3c1f",
+    OF_ANOTHER_RUN,
+    "other",
+)
 
 
 @pytest.fixture
@@ -150,17 +158,18 @@ def test_a_name_has_one_meaning(names: LoadedPublication) -> None:
     """A version that is published no longer is answered for as long as a server has it."""
     for model, target in (
         ("nano", Target("nano")),
-        ("streamlearn-regime-1", Target("streamlearn-regime-1@184", 1)),
+        ("streamlearn-regime-1", Target("streamlearn-regime-1@184-5d3c1f", 1)),
         ("streamlearn-regime-3", Target("nano", 3)),
-        ("streamlearn-regime-2@184", Target("streamlearn-regime-2@184", 2)),
-        ("streamlearn-regime-2@100", Target("streamlearn-regime-2@100", 2)),
+        ("streamlearn-regime-2@184-5d3c1f", Target("streamlearn-regime-2@184-5d3c1f", 2)),
+        ("streamlearn-regime-2@100-5d3c1f", Target("streamlearn-regime-2@100-5d3c1f", 2)),
     ):
         assert names.named(model, SERVED) == target
 
 
 def test_any_other_name_is_unknown(names: LoadedPublication) -> None:
     """Even if a server has a model of that name: it is no model of this gateway."""
-    for model in ("other", "streamlearn-regime-9", "streamlearn-regime-1@1", "streamlearn-regime-x@1"):
+    absent = ("streamlearn-regime-9", "streamlearn-regime-1@1-5d3c1f", "streamlearn-regime-x@1-5d3c1f")
+    for model in ("other", OF_ANOTHER_RUN, *absent):
         with pytest.raises(ApiError) as caught:
             names.named(model, SERVED)
         assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
@@ -173,7 +182,7 @@ def test_the_list_has_every_name_once(names: LoadedPublication) -> None:
         "streamlearn-regime-1",
         "streamlearn-regime-2",
         "streamlearn-regime-3",
-        "streamlearn-regime-1@184",
-        "streamlearn-regime-2@100",
-        "streamlearn-regime-2@184",
+        "streamlearn-regime-1@184-5d3c1f",
+        "streamlearn-regime-2@100-5d3c1f",
+        "streamlearn-regime-2@184-5d3c1f",
     ]

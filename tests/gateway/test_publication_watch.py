@@ -79,17 +79,19 @@ def test_publications_change_under_load_without_a_lost_or_a_mixed_answer(
         wait_until(lambda: bool(answers), "an answer from the first publication")
         for sequence in (2, 3, 4):
             for upstream in upstreams:
-                upstream.models |= {f"streamlearn-regime-{number}@{versions[sequence]}" for number in (1, 2, 3)}
+                upstream.models |= {f"streamlearn-regime-{number}@{versions[sequence]}-5d3c1f" for number in (1, 2, 3)}
             publish_sample(published, versions[sequence], sequence=sequence)
             wait_until(lambda sequence=sequence: sequence in publications_of(answers), "an answer from the publication")  # type: ignore[misc]
             if sequence > 2:  # a publisher unloads the old versions some time after
                 for upstream in upstreams:
-                    upstream.models -= {f"streamlearn-regime-{number}@{versions[sequence - 2]}" for number in (1, 2, 3)}
+                    upstream.models -= {
+                        f"streamlearn-regime-{number}@{versions[sequence - 2]}-5d3c1f" for number in (1, 2, 3)
+                    }
     assert {answer.status_code for answer in answers} == {200}
     assert publications_of(answers) == {1, 2, 3, 4}
     for answer in answers:
         version = versions[int(answer.headers["x-streamlearn-publication"])]
-        model = f"streamlearn-regime-{answer.headers['x-streamlearn-regime']}@{version}"
+        model = f"streamlearn-regime-{answer.headers['x-streamlearn-regime']}@{version}-5d3c1f"
         assert answer.json()["model"] == answer.headers["x-streamlearn-model"] == model
 
 
@@ -108,7 +110,7 @@ def test_a_damaged_publication_changes_nothing(
     with capture_logs() as events:
         damage(published)
         wait_until(lambda: metric(client, "publication_refusals_total") == 1, "the refusal")
-        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
+        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184-5d3c1f"
         publish_sample(published, 184, sequence=3)
         wait_until(lambda: in_use(client) == 3, "the next publication")
     [refused] = [event for event in events if event["event"] == "publication_refused"]
@@ -123,12 +125,12 @@ def test_a_publication_that_no_server_has_waits_while_the_old_one_is_served(
     with capture_logs() as events:
         publication = publish_sample(published, 200, sequence=2)
         wait_until(lambda: any(event["event"] == "publication_delayed" for event in events), "the event")
-        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184"
+        assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@184-5d3c1f"
         load(upstreams[:1], publication)
         wait_until(lambda: in_use(client) == 2, "the publication")
-    assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@200"
+    assert ask(client, prompts_of_each_task()[0]).json()["model"] == "streamlearn-regime-1@200-5d3c1f"
     [delayed] = [event for event in events if event["event"] == "publication_delayed"]
-    assert delayed["not_served"] == [f"streamlearn-regime-{number}@200" for number in (1, 2, 3)]
+    assert delayed["not_served"] == [f"streamlearn-regime-{number}@200-5d3c1f" for number in (1, 2, 3)]
 
 
 def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
@@ -137,7 +139,7 @@ def test_a_publication_is_taken_up_once_the_old_one_is_gone_too(
     """Then requests for what no server has are 503, and those for the backbone are answered."""
     publish_sample(published, 200, sequence=2)
     for upstream in upstreams:
-        upstream.models.discard("streamlearn-regime-2@184")
+        upstream.models.discard("streamlearn-regime-2@184-5d3c1f")
     wait_until(lambda: in_use(client) == 2, "the publication")
     assert ask(client, prompts_of_each_task()[0]).status_code == 503
     assert ask(client, "a", model="nano").status_code == 200
@@ -175,10 +177,10 @@ def test_a_canary_gets_its_share_of_the_requests(published: Path, upstreams: lis
         for prompt, publication in zip(prompts[:20], chosen, strict=False):
             answer = ask(client, prompt)
             assert answer.headers["x-streamlearn-publication"] == str(publication)
-            assert answer.json()["model"] == f"streamlearn-regime-1@{({1: 184, 2: 186})[publication]}"
+            assert answer.json()["model"] == f"streamlearn-regime-1@{({1: 184, 2: 186})[publication]}-5d3c1f"
         assert metric(client, "request_seconds_count", "previous") == chosen[:20].count(1)
         for upstream in upstreams:
-            upstream.models.discard("streamlearn-regime-2@184")
+            upstream.models.discard("streamlearn-regime-2@184-5d3c1f")
         wait_until(lambda: set(publications(client)) == {2}, "the end of the canary")
 
 

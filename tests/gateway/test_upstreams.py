@@ -54,7 +54,7 @@ def test_what_every_server_fails_is_503_with_retry_after(
 
 
 def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
-    upstreams[0].models.discard("streamlearn-regime-1@184")
+    upstreams[0].models.discard("streamlearn-regime-1@184-5d3c1f")
     wait_until(lambda: metric(client, "upstream_models") == 7, "the poll")
     for _ in range(5):
         assert ask(client, "a", model="streamlearn-regime-1").status_code == 200
@@ -64,7 +64,7 @@ def test_a_model_goes_only_to_servers_that_have_it(client: httpx2.Client, upstre
 def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: list[StubUpstream]) -> None:
     """Never another version, nor the backbone under its name."""
     for upstream in upstreams:
-        upstream.models.discard("streamlearn-regime-1@184")
+        upstream.models.discard("streamlearn-regime-1@184-5d3c1f")
     wait_until(lambda: metric(client, "upstream_models") == 6, "the poll")
     answer = ask(client, "a", model="streamlearn-regime-1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
@@ -73,14 +73,14 @@ def test_a_version_that_no_server_has_is_503(client: httpx2.Client, upstreams: l
 
 def test_servers_that_load_on_demand_need_not_list_a_version(published: Path) -> None:
     """Both are asked, one that was started later too; a version that none can load is 503, and no other answers."""
-    versions = {f"streamlearn-regime-{number}@184" for number in (1, 2)}
+    versions = {f"streamlearn-regime-{number}@184-5d3c1f" for number in (1, 2)}
     with StubUpstream({"nano"}) as first, StubUpstream({"nano"}) as second:
         second.kill()
         for server in (first, second):
             server.loadable = versions
         with gateway(published, first, second, on_demand=True) as client:
             wait_until(lambda: is_ready(client), "readiness")
-            assert ask(client, "a", model="streamlearn-regime-1").json()["model"] == "streamlearn-regime-1@184"
+            assert ask(client, "a", model="streamlearn-regime-1").json()["model"] == "streamlearn-regime-1@184-5d3c1f"
             second.start()
             first.script.extend(["slow"] * 100)
             with ThreadPoolExecutor(4) as pool:
@@ -88,14 +88,14 @@ def test_servers_that_load_on_demand_need_not_list_a_version(published: Path) ->
                     answers = pool.map(
                         lambda _: ask(client, "a", model="streamlearn-regime-2").json()["model"], range(4)
                     )
-                    assert set(answers) == {"streamlearn-regime-2@184"}
+                    assert set(answers) == {"streamlearn-regime-2@184-5d3c1f"}
             assert ask(client, "a", model="streamlearn-regime-3").status_code == 503
-            assert ask(client, "a", model="streamlearn-regime-1@7").status_code == 404
+            assert ask(client, "a", model="streamlearn-regime-1@7-5d3c1f").status_code == 404
 
 
 def test_servers_are_found_by_dns_and_lost_with_their_address(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that cannot be resolved for a while changes nothing."""
-    models = {"nano", *(f"streamlearn-regime-{number}@184" for number in (1, 2, 3))}
+    models = {"nano", *(f"streamlearn-regime-{number}@184-5d3c1f" for number in (1, 2, 3))}
     addresses = ["127.0.0.2"]
     resolve = asyncio.BaseEventLoop.getaddrinfo
 
@@ -272,7 +272,7 @@ async def outcome_after(parts: list[bytes], num_read: int) -> Outcome:
         for part in parts[1:]:
             yield part
 
-    stream = EventStream(Upstream("http://127.0.0.1", timeout_s=1.0), parts[0], rest(), AsyncExitStack())
+    stream = EventStream(Upstream("http://127.0.0.1", timeout_s=1.0), parts[0], rest(), {}, AsyncExitStack())
     passed = stream.parts()
     for _ in range(num_read):
         await anext(passed)

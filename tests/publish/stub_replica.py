@@ -16,6 +16,9 @@ class StubReplica:
 
     def __init__(self) -> None:
         self.loaded: dict[str, dict[str, Any]] = {}
+        self.roots: dict[str, str] = {}
+        """Path that each was loaded from, by name."""
+        self.lists_roots = True
         self.calls: list[tuple[str, str]] = []
         """Loads and unloads, in their order."""
         self.refusal: str | None = None
@@ -43,22 +46,27 @@ class StubReplica:
         self._server.server_close()
         self._server = None
         if forget:
-            self.loaded = {}
+            self.loaded, self.roots = {}, {}
 
     def answer(self, method: str, path: str, body: dict[str, str]) -> tuple[int, object]:
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": name} for name in ("base", *self.loaded)]}
+            roots = {"base": "base", **{name: self.roots.get(name) for name in self.loaded}}
+            rows = [{"id": name, "root": root} if self.lists_roots else {"id": name} for name, root in roots.items()]
+            return 200, {"object": "list", "data": rows}
         name = body["lora_name"]
         self.calls.append((path.removeprefix("/v1/").removesuffix("_lora_adapter"), name))
         if path == "/v1/load_lora_adapter":
             if self.refusal is not None:
                 return self.refusal_status, {"error": self.refusal}
+            assert name not in self.loaded, "vLLM refuses a name that is loaded"
             self.loaded[name] = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+            self.roots[name] = body["lora_path"]
             return 200, "Success"
         if path == "/v1/unload_lora_adapter":
             if name not in self.loaded:
                 return 404, {"error": "not loaded"}
             del self.loaded[name]
+            self.roots.pop(name, None)
             return 200, "Success"
         return 404, {"error": f"no {method} {path}"}
 

@@ -16,6 +16,7 @@ from streamlearn.publish.publication import Version
 from streamlearn.snapshot.files import Files
 
 BASE = BaseModel("base", None)
+RUN = "5d3c1f" + "0" * 26
 LORA = PlainLora({"model.layers.0.mlp.up_proj": LoraMatrices(torch.randn(4, 8), torch.randn(6, 4))}, 4, 8.0)
 
 
@@ -24,13 +25,20 @@ def version(name: str, regime: int = 1, **fields: Any) -> Version:
     return Version(name=name, regime=regime, **{**values, **fields})
 
 
+def assert_shared(folder: Path, umask: int) -> None:
+    """Every file and folder has the mode that the umask allows."""
+    paths = [*folder.rglob("*")]
+    modes = {path: path.stat().st_mode & 0o777 for path in paths}
+    assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~umask for path in paths}
+
+
 def test_a_version_comes_back_as_it_was_written(tmp_path: Path) -> None:
     """Weights bit for bit, rank, alpha, and what it was tested on."""
     folder = PublicationFiles(tmp_path, BASE)
-    written = version("s-regime-1@5", holdout=("a", "b"))
+    written = version("s-regime-1@5-5d3c1f", holdout=("a", "b"))
     folder.write_version(written, LORA, "a card")
     assert folder.versions() == [written]
-    read = folder.lora("s-regime-1@5")
+    read = folder.lora("s-regime-1@5-5d3c1f")
     assert (read.rank, read.alpha) == (LORA.rank, LORA.alpha)
     for name, matrices in LORA.layers.items():
         assert torch.equal(read.layers[name].A_ND, matrices.A_ND)
@@ -40,13 +48,13 @@ def test_a_version_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_name_is_never_used_again(tmp_path: Path) -> None:
     """A server that cached the weights of a name would serve them for other ones."""
     folder = PublicationFiles(tmp_path, BASE)
-    assert folder.unused_name("s-regime-1", 5) == "s-regime-1@5"
-    folder.write_version(version("s-regime-1@5"), LORA, "")
+    assert folder.unused_name("s-regime-1", 5, RUN) == "s-regime-1@5-5d3c1f"
+    folder.write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
     folder.prune([], [])
     assert folder.versions() == []
     again = PublicationFiles(tmp_path, BASE)
-    assert again.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
-    assert again.unused_name("s-regime-1", 6) == "s-regime-1@6"
+    assert again.unused_name("s-regime-1", 5, RUN) == "s-regime-1@5-5d3c1fr2"
+    assert again.unused_name("s-regime-1", 6, RUN) == "s-regime-1@6-5d3c1f"
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
@@ -58,41 +66,41 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
     folder = PublicationFiles(tmp_path, BASE, Killed())
     with pytest.raises(KeyboardInterrupt):
-        folder.write_version(version("s-regime-1@5"), LORA, "")
+        folder.write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
     assert folder.versions() == []
     after = PublicationFiles(tmp_path, BASE)
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == []
-    assert after.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
+    assert after.unused_name("s-regime-1", 5, RUN) == "s-regime-1@5-5d3c1fr2"
 
 
 def test_what_follows_a_cut_off_line_is_not_lost_with_it(tmp_path: Path) -> None:
     """The next version's name is used as well, also when its folder is gone."""
     history = tmp_path / "history.jsonl"
-    PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5"), LORA, "")
+    PublicationFiles(tmp_path, BASE).write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
     complete = history.read_bytes()
     history.write_bytes(complete + complete[:40])
     folder = PublicationFiles(tmp_path, BASE)
-    folder.write_version(version("s-regime-1@6"), LORA, "")
-    folder.write_version(version("s-regime-1@7"), LORA, "")
+    folder.write_version(version("s-regime-1@6-5d3c1f"), LORA, "")
+    folder.write_version(version("s-regime-1@7-5d3c1f"), LORA, "")
     folder.prune([], [])
     assert history.read_bytes().startswith(complete + complete[:40] + b"\n")
     again = PublicationFiles(tmp_path, BASE)
-    assert [again.unused_name("s-regime-1", step) for step in (5, 6, 7)] == [
-        "s-regime-1@5r2",
-        "s-regime-1@6r2",
-        "s-regime-1@7r2",
+    assert [again.unused_name("s-regime-1", step, RUN) for step in (5, 6, 7)] == [
+        "s-regime-1@5-5d3c1fr2",
+        "s-regime-1@6-5d3c1fr2",
+        "s-regime-1@7-5d3c1fr2",
     ]
 
 
 def test_the_name_of_a_folder_is_used_whatever_the_history_says(tmp_path: Path) -> None:
     """A history that was lost does not make it a name for other weights; such a version counts as the oldest."""
     folder = PublicationFiles(tmp_path, BASE)
-    folder.write_version(version("s-regime-1@5"), LORA, "")
+    folder.write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
     (tmp_path / "history.jsonl").unlink()
     again = PublicationFiles(tmp_path, BASE)
-    assert again.unused_name("s-regime-1", 5) == "s-regime-1@5r2"
-    again.write_version(version("s-regime-1@4"), LORA, "")
-    assert [known.name for known in again.versions()] == ["s-regime-1@5", "s-regime-1@4"]
+    assert again.unused_name("s-regime-1", 5, RUN) == "s-regime-1@5-5d3c1fr2"
+    again.write_version(version("s-regime-1@4-5d3c1f"), LORA, "")
+    assert [known.name for known in again.versions()] == ["s-regime-1@5-5d3c1f", "s-regime-1@4-5d3c1f"]
 
 
 def test_the_newest_versions_of_each_regime_of_this_run_are_kept(tmp_path: Path) -> None:
@@ -134,17 +142,17 @@ def test_a_full_disk_is_an_error_that_names_the_path(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device", str(path))
 
     with pytest.raises(PublicationError, match="No space left on device"):
-        PublicationFiles(tmp_path, BASE, Full()).write_version(version("s-regime-1@5"), LORA, "")
+        PublicationFiles(tmp_path, BASE, Full()).write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
 
 
 def test_a_damaged_version_is_an_error(tmp_path: Path) -> None:
     """Nothing is compared with weights that cannot be read."""
     folder = PublicationFiles(tmp_path, BASE)
-    folder.write_version(version("s-regime-1@5"), LORA, "")
-    (folder.path("s-regime-1@5") / "adapter_model.safetensors").write_bytes(b"")
+    folder.write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
+    (folder.path("s-regime-1@5-5d3c1f") / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(PublicationError, match="expected a LoRA"):
-        folder.lora("s-regime-1@5")
-    (folder.path("s-regime-1@5") / "version.json").write_text("{")
+        folder.lora("s-regime-1@5-5d3c1f")
+    (folder.path("s-regime-1@5-5d3c1f") / "version.json").write_text("{")
     with pytest.raises(PublicationError, match=r"version\.json"):
         folder.versions()
 
@@ -154,7 +162,7 @@ def test_a_folder_is_checked_without_being_changed(tmp_path: Path, monkeypatch: 
     folder = tmp_path / "new" / "published"
     check_folder(folder)
     assert list(tmp_path.iterdir()) == []
-    PublicationFiles(folder, BASE).write_version(version("s-regime-1@5"), LORA, "")
+    PublicationFiles(folder, BASE).write_version(version("s-regime-1@5-5d3c1f"), LORA, "")
     check_folder(folder)
     for refused in (folder, folder / "adapters", folder / "routing", folder / "history.jsonl"):
         with monkeypatch.context() as patched:

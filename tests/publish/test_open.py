@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamlearn.backbone.lora import CONFIG, WEIGHTS
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.open import upload_folder
 from streamlearn.publish.publication import Publication, PublishedRegime
 from streamlearn.settings import HubSettings
-from tests.publish.test_folder import BASE, LORA, version
+from tests.publish.test_folder import BASE, LORA, assert_shared, version
 
 
 class StubHub:
@@ -96,6 +98,7 @@ def publication(folder: PublicationFiles, sequence: int, adapter: str) -> Public
     folder.write_version(version(adapter), LORA, "a card")
     written = Publication(
         name="s",
+        run="r",
         sequence=sequence,
         written_at=datetime.now(UTC),
         snapshot=f"{sequence:08d}",
@@ -108,6 +111,19 @@ def publication(folder: PublicationFiles, sequence: int, adapter: str) -> Public
     )
     written.write(folder.folder)
     return written
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_other_users_may_read_what_the_umask_allows(tmp_path: Path, umask: int) -> None:
+    """Also where a library would write for the owner only: model servers and gateways run as users of their own."""
+    before = os.umask(umask)
+    try:
+        folder = PublicationFiles(tmp_path / "published", BASE)
+        publication(folder, 1, "s-regime-1@1")
+    finally:
+        os.umask(before)
+    assert {path.name for path in folder.path("s-regime-1@1").iterdir()} > {WEIGHTS, CONFIG, "README.md"}
+    assert_shared(tmp_path, umask)
 
 
 def test_each_publication_is_one_commit_of_what_it_names(hub: tuple[StubHub, str], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.gateway.sample_publication import publish_sample, sample_state
 VALUES: dict[str, Any] = {
     "format": 1,
     "name": "streamlearn",
+    "run": "5d3c1f66",
     "sequence": 17,
     "written_at": "2026-01-31T12:00:00+00:00",
     "snapshot": "00000184",
@@ -27,7 +28,7 @@ VALUES: dict[str, Any] = {
     "routing": "routing/184.safetensors",
     "tokenizer": "tokenizer",
     "regimes": [
-        {"slot": 0, "number": 1, "label": None, "adapter": "streamlearn-regime-1@184"},
+        {"slot": 0, "number": 1, "label": None, "adapter": "streamlearn-regime-1@184-5d3c1f"},
         {"slot": 1, "number": 2, "label": "tickets", "adapter": None},
     ],
 }
@@ -48,7 +49,7 @@ def test_the_documented_form_is_what_is_written(tmp_path: Path) -> None:
     assert orjson.loads((tmp_path / FILE).read_bytes()) == values
     assert [*orjson.loads((tmp_path / FILE).read_bytes())] == [*VALUES]
     assert Publication.read(tmp_path) == written
-    assert written.adapters == ("streamlearn-regime-1@184",)
+    assert written.adapters == ("streamlearn-regime-1@184-5d3c1f",)
 
 
 def test_what_is_no_publication_is_refused(tmp_path: Path) -> None:
@@ -73,10 +74,16 @@ def test_a_name_has_one_meaning() -> None:
     for field in ("slot", "number"):
         regimes = [first | {"adapter": None}, second | {field: first[field]}]
         assert f"every regime must have its own {field}" in refused(regimes=regimes)
-    for adapter in ("streamlearn-regime-2@184", "streamlearn-regime-1", "streamlearn-regime-1@", "x@1"):
+    for adapter in (
+        "streamlearn-regime-2@184-5d3c1f",
+        "streamlearn-regime-1",
+        "streamlearn-regime-1@",
+        "x@1",
+        "streamlearn-regime-1@1-",
+    ):
         message = refused(regimes=[first | {"adapter": adapter}, second])
-        assert "must be named streamlearn-regime-1@SNAPSHOT" in message
-    for backbone in ("streamlearn", "streamlearn-regime-2", "streamlearn-regime-1@184"):
+        assert "must be named streamlearn-regime-1@STEP-RUN" in message
+    for backbone in ("streamlearn", "streamlearn-regime-2", "streamlearn-regime-1@184-5d3c1f"):
         assert "backbone must differ" in refused(backbone=backbone)
     assert "expected format 1, found 2" in refused(format=2)
     assert "expected a time in UTC" in refused(written_at="2026-01-31T12:00:00+02:00")

@@ -1,6 +1,7 @@
 """The publisher beside a running daemon: what reaches the folder and the replicas, and what does not."""
 
 import math
+import os
 import random
 import re
 import threading
@@ -18,10 +19,11 @@ from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from streamlearn.adapters.context import NO_REGIME
+from streamlearn.backbone.lora import WEIGHTS
 from streamlearn.codec import to_arrays
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import ConfigError, PublicationError, UsageError
+from streamlearn.errors import ConfigError, PublicationError, StateLockedError, UsageError
 from streamlearn.events import Event
 from streamlearn.export.lora import PlainLoraAdapter
 from streamlearn.learner.evaluate import run_to_end, score
@@ -231,7 +233,7 @@ def test_an_operator_may_let_changed_answers_pass(make: Callable[..., Settings],
     with opened(
         make(lines + lines[-40:], **publishing(tmp_path))
     ) as components:  # the approval is durable, and used up
-        assert components.adaptation.by_slot[0].approved_at == int(str(approved).rpartition("@")[2])
+        assert components.adaptation.by_slot[0].approved_at == int(str(approved).rpartition("@")[2].partition("-")[0])
 
 
 def test_only_what_is_published_can_be_approved(make: Callable[..., Settings]) -> None:
@@ -359,7 +361,7 @@ def test_a_restart_goes_on_from_what_is_published(make: Callable[..., Settings],
         daemon_of(components).run()
     before = published(tmp_path)
     folder = PublicationFiles(tmp_path / "published", BASE)
-    half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999", "run": "another"})
+    half = folder.versions()[-1].model_copy(update={"name": "streamlearn-regime-2@999-77aa01", "run": "another"})
     folder.write_version(half, folder.lora(before.adapters[0]), "")
     with opened(settings) as components:
         assert components.adapter_publisher is not None
@@ -485,18 +487,61 @@ def test_a_rollback_is_remembered_until_its_versions_are_withdrawn(
 
 
 def test_a_new_run_replaces_what_the_old_one_published(make: Callable[..., Settings], tmp_path: Path) -> None:
-    """Its regime 1 is another one: nothing of the old run stays, and no name is used twice."""
-    old = make(stream("animals", per_task=110), "old", **publishing(tmp_path))
-    with opened(old) as components:
-        daemon_of(components).run()
-    before = published(tmp_path)
-    new = make(stream("cities", per_task=110), "new", **publishing(tmp_path))
-    with opened(new) as components:
-        daemon_of(components).run()
-    after = published(tmp_path)
+    """Its regime 1 is another one: nothing of the old run stays on the replica, and no name is used twice."""
+    with replicas(1) as [stub]:
+        with opened(make(stream("animals", per_task=110), **publishing(tmp_path, [stub]))) as components:
+            daemon_of(components).run()
+        before = published(tmp_path)
+        settings = make(stream("cities", per_task=110), **publishing(tmp_path, [stub]))
+        with opened(settings, fresh=True) as components:
+            daemon_of(components).run()
+            after = published(tmp_path)
+            assert components.adapter_publisher is not None
+            serve_until(components.adapter_publisher, lambda: tuple(stub.loaded) == after.adapters)
+    assert after.run != before.run
     assert after.sequence > before.sequence
     assert len(after.adapters) == 1
     assert not set(before.adapters) & set(after.adapters)
+
+
+def test_a_folder_has_one_daemon(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """A second one is refused while the first runs, by its process, and afterwards too; nothing is changed by it."""
+    lines = stream("animals", per_task=30)
+    with opened(make(lines, "first", **publishing(tmp_path))) as components:
+        daemon_of(components).run()
+        with pytest.raises(StateLockedError, match=rf"published must be used by one daemon .* process {os.getpid()}:"):
+            Components(make(lines, "second", **publishing(tmp_path)))
+    before = published(tmp_path)
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match=rf"one of run {before.run[:6]}.* set publish\.folder to another"):
+            Components(make(lines, "second", **publishing(tmp_path)), fresh=fresh)
+    assert published(tmp_path) == before
+    (tmp_path / "published" / "publication.json").unlink()
+    with opened(make(lines, "second", **publishing(tmp_path))) as components:
+        daemon_of(components).run()
+    assert published(tmp_path).run != before.run
+
+
+def test_two_daemons_share_a_server(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """With a folder each and the same names: a server has the versions of both, each with its own weights."""
+    with replicas(1) as [stub]:
+        sections = [publishing(tmp_path / name, [stub]) for name in ("a", "b")]
+        settings = [
+            make(stream(task, per_task=110), name, **section)
+            for task, name, section in zip(("animals", "cities"), "ab", sections, strict=True)
+        ]
+        with opened(settings[0]) as first, opened(settings[1]) as second, capture_logs() as logs:
+            for components in (first, second):
+                daemon_of(components).run()
+            versions = [published(tmp_path / name).adapters for name in ("a", "b")]
+            for components in (first, second, first):
+                publisher = components.adapter_publisher
+                assert publisher is not None
+                serve_until(publisher, lambda: set(stub.loaded) == {*versions[0], *versions[1]})
+        assert not [row for row in logs if row["event"] == Event.REPLICA_VERSIONS_VANISHED]
+        for name, [version] in zip("ab", versions, strict=True):
+            written = load_file(tmp_path / name / "published" / "adapters" / version / WEIGHTS)
+            assert all(np.array_equal(stub.loaded[version][key], tensor) for key, tensor in written.items())
 
 
 def test_what_cannot_be_published_is_refused_before_anything_is_loaded(
