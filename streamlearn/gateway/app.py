@@ -34,6 +34,7 @@ from streamlearn.http.responses import (
     unavailable,
     while_connected,
 )
+from streamlearn.http.tracing import annotate
 from streamlearn.settings import GatewaySettings
 
 CHAT = "/v1/chat/completions"
@@ -136,6 +137,7 @@ class _Gateway:
             label = target.unversioned
             headers = answer_headers(target.model, target.regime, target.score)
             headers["x-streamlearn-publication"] = str(loaded.publication.sequence)
+            annotate(model=target.model, regime=target.regime, publication=loaded.publication.sequence)
             work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}), _forwarded(request))
             answer = await while_connected(request.receive, work)
         except ApiError as error:

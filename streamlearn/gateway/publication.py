@@ -267,7 +267,7 @@ def _keeps_all(old: LoadedPublication, new: LoadedPublication) -> bool:
     """Whether every regime with a version still has one: none was withdrawn, and the run is the same."""
     own, other = old.publication, new.publication
     versions = [{regime.number for regime in each.regimes if regime.adapter is not None} for each in (own, other)]
-    return versions[0] <= versions[1]
+    return own.run == other.run and versions[0] <= versions[1]
 
 
 def version_of(publication: Path) -> tuple[int, int, int] | None:

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import EVENT_STREAM, ApiError, unavailable
+from streamlearn.http.tracing import request_to
 
 POLL_S = 1.0
 DNS_S = 5.0
@@ -292,7 +293,8 @@ class Fleet:
         while (upstream := self._least_busy(model, tried)) is not None:
             tried.append(upstream)
             try:
-                return await upstream.send(path, body, headers)
+                with request_to(upstream.url, model) as trace:
+                    return await upstream.send(path, body, {**headers, **trace})
             except UpstreamFailedError as error:
                 reason = f"every model server that has {model} failed, the last with: {error}"
                 self._metrics.retries.labels(upstream.url).inc()

@@ -1,5 +1,6 @@
 """Checks of a request before it reaches a handler, and the token that one of them compares.
 
+Traced                       nothing is refused: a span of the request, if there is a collector
 TrustedHostMiddleware        the Host header names an allowed host              400  (DNS rebinding)
 Guard                        a browser's Origin is an allowed host              403  (cross-site requests)
 the bearer token is correct where it is required   401  (other users and machines)
@@ -11,7 +12,6 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import ApiError
+from streamlearn.http.tracing import Traced
+from streamlearn.secret_files import read_secret
 from streamlearn.settings import ListenSettings, Settings
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
@@ -53,6 +55,7 @@ def guards(
     hosts = [f"[{name}]" if ":" in name else name for name in names]  # as headers have them
     always = settings.require_token or settings.open_to_others
     return [
+        Middleware(Traced),
         Middleware(Defaults),
         Middleware(TrustedHosts, hosts=hosts),
         Middleware(
@@ -197,18 +200,10 @@ def read_token(path: Path, *, min_chars: int = MIN_CHARS) -> str:
     Raises:
         ConfigError: the file cannot be read, its token is too short, or other users may read it.
     """
-    try:
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the token cannot be read: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
+    token = read_secret(path, what="token").strip()
+    if len(token) < min_chars or not (token.isascii() and token.isprintable()) or " " in token:
         raise ConfigError(
-            f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
-        )
-    if len(token) < min_chars or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"{path}: expected at least {min_chars} printable characters without spaces, found {len(token)}; "
+            f"{path}: expected at least {min_chars} printable ASCII characters without spaces, found {len(token)}; "
             "create one with openssl rand -hex 32"
         )
     return token

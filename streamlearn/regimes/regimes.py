@@ -265,7 +265,8 @@ class Regimes:
             report = replace(report, started_from=self.by_slot[start].number)
         self._discard(shift.slot)
         if learner.per_regime:
-            learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=start)
+            seed = (self._settings.seed * 1_000_003 + shift.regime) % 2**63  # what torch takes
+            learner.add_regime(shift.slot, seed, start=start)
         learner.hooks.open(shift.slot, start=start)
         self.by_slot[shift.slot] = Regime(shift.regime, shift.slot, refused_return=report.refused_return, probed=probed)
         return report

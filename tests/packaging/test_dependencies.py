@@ -22,6 +22,7 @@ OPTIONAL = {
     "google": ("registry", "streamlearn/stream/registry.py"),
     "datasets": ("datasets", "connectors/rows.py"),
     "mlflow": ("mlflow", "streamlearn/track.py"),
+    "opentelemetry": ("otel", "streamlearn/http/tracing.py"),
     "pandas": ("pandas", "streamlearn/library.py"),
     "tensorboardX": ("tensorboard", "streamlearn/track.py"),
 }
