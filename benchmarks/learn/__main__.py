@@ -6,6 +6,7 @@
     python -m benchmarks.learn report build/runs --out build/report
     python -m benchmarks.learn run --suite commits --data ../shared/data/natural --out build/commits --without-answers
     python -m benchmarks.learn losses build/commits
+    python -m benchmarks.learn rescore --suite superni-1 --data ../shared/data/superni --out build/runs
     python -m benchmarks.learn report docs/evidence/runs.tar.xz --member runs --out docs/evidence
 
 Runs are made in the order of the suites, then of the seeds. Finished runs are kept: started again with the same folder,
@@ -24,6 +25,7 @@ import orjson
 
 from benchmarks.learn.jobs import Part, RunConditions, RunJob, jobs_of, make_runs, read_plan
 from benchmarks.learn.methods import ABLATIONS, METHODS
+from benchmarks.learn.rescore import rescore_suite
 from benchmarks.learn.scores import stream_scores
 from benchmarks.learn.search import SEARCHED, Search
 from benchmarks.measuring import MeasurementError, command, grid, show
@@ -62,6 +64,14 @@ def report(given: argparse.Namespace) -> None:
 
     for suite in reporting.report(given.runs, given.out, given.member):
         print(given.out / f"{suite}.md")
+
+
+def rescore(given: argparse.Namespace) -> None:
+    """Score the answers of finished runs again by today's metrics."""
+    conditions = _conditions(given)
+    conditions.check(given.suite, [], [])
+    for suite in given.suite:
+        print(f"{suite}: {rescore_suite(suite, conditions)} runs")
 
 
 def losses(given: argparse.Namespace) -> None:
@@ -121,6 +131,8 @@ def options() -> argparse.ArgumentParser:
     verb.add_argument("--write", type=Path, required=True, help="the profile to write")
     verb.add_argument("--table", type=Path, help="the table to write; by default search.md in --out")
     verb.set_defaults(action=search)
+    verb = verbs.add_parser("rescore", parents=[common], help="score the answers of finished runs in --out again")
+    verb.set_defaults(action=rescore)
     verb = verbs.add_parser("losses", help="show losses and regimes of runs on suites of commits, see `stream_scores`")
     verb.add_argument("runs", type=Path, help="folder that `run` wrote to")
     verb.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learn.scores import Run, last_segments
+from benchmarks.learn.scores import Run, as_after, last_segments
 
 FROZEN = "frozen"
 RESAMPLES = 10_000
@@ -100,11 +100,12 @@ class Bootstrap:
             if task in unseen:
                 figures_RB["ZST"] += end_RB / len(unseen)
                 continue
-            after_RB = np.array([answer["after"] or answer["end"] for answer in answers], dtype=float) @ weights_NB
+            after_RB = np.array([answer["after"] or as_after(answer) for answer in answers], dtype=float) @ weights_NB
             figures_RB["AP"] += end_RB / num_stream
             figures_RB["LA"] += after_RB / num_stream
             if task in past:
-                figures_RB["BWT"] += (end_RB - after_RB) / len(past)
+                kept_RB = np.array([as_after(answer) for answer in answers], dtype=float) @ weights_NB
+                figures_RB["BWT"] += (kept_RB - after_RB) / len(past)
         return figures_RB
 
     def _weights(self, task: str) -> Array:

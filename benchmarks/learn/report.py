@@ -34,6 +34,9 @@ OF_A_SUITE: Mapping[str, Condition] = {
     "profile": lambda run: run["profile"],
     "segments": lambda run: [(segment["tasks"], segment["records"]) for segment in run["segments"]],
     "unseen tasks": lambda run: list(run["unseen"]),
+    "tasks with `end_as_after`": lambda run: [
+        task for task, own in sorted(run["answers"].items()) if "end_as_after" in own
+    ],
     "scored records": lambda run: {
         task: f"{len(answer['end'])} scores of {answer['metric']}" for task, answer in sorted(run["answers"].items())
     },
@@ -65,7 +68,14 @@ COSTS = {
 }
 STATED = ("activated_parameters", "stored_parameters", "tokens_per_s", "peak_memory_mib")
 """What a run states itself."""
+EARLIER = ("LA", "AF", "BWT")
+"""Scores that need the answers right after a task's last segment."""
 DIFFERENCES = ("AP", "BWT", "LA", "ZST")
+MARK = " °"
+OTHER_RULER = (
+    f"{MARK.strip()}: from answers whose texts were not stored, so still by streamlearn's own ROUGE-L instead of "
+    "rouge-score; not comparable with AP"
+)
 INTERVAL = "95 %: interval from a paired bootstrap over test records; it does not cover other training seeds"
 SPREAD = "±: standard deviation over seeds; n: number of seeds"
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#007A5A", "#666666"  # Okabe and Ito, green darkened for text
@@ -104,7 +114,9 @@ def read_runs(source: Path, member: str = "") -> dict[str, list[Run]]:
     for file, content in sorted(_files(source, member)):
         run = orjson.loads(content)
         if run.get("format") != FORMAT:
-            raise UsageError(f"{file}: expected a run of format {FORMAT}, found {run.get('format')}; make it again")
+            raise UsageError(
+                f"{file}: expected a run of format {FORMAT}, found {run.get('format')}; `rescore` it or make it again"
+            )
         if not run["answers"]:
             raise UsageError(f"{file}: expected scores of free answers, found none; make it again with them")
         suites.setdefault(run["suite"], []).append((file, run))
@@ -184,6 +196,7 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
         "setting": {
             **setting,
             "records_scored": {task: len(answer["end"]) for task, answer in first["answers"].items()},
+            "own_rouge_l": any("end_as_after" in answer for answer in first["answers"].values()),
             "torch": sorted({str(run["versions"]["torch"]) for run in runs if run["versions"].get("torch")}),
             "commits": sorted({row["commit"] for row in rows.values()}),
         },
@@ -226,7 +239,7 @@ def _tasks(groups: Mapping[str, Sequence[Run]], bootstrap: Bootstrap, shown: Seq
         methods = {}
         for name in shown:
             after = [run["answers"][task]["after"] for run in groups[name]]
-            known = name not in (BLIND, FROZEN) and None not in after
+            known = name not in (BLIND, FROZEN) and None not in after and "end_as_after" not in first["answers"][task]
             methods[name] = {
                 "after": fmean(map(fmean, after)) if known else None,
                 "end": end[name].value,
@@ -263,6 +276,8 @@ def markdown(summary: Json) -> str:
         cells = [headings, ["---"] * len(headings), *rows]
         lines += ["", f"## {title}", "", *("| " + " | ".join(row) + " |" for row in cells), ""]
         lines += [f"- {note}" for note in notes]
+        if any(heading.endswith(MARK) for heading in headings):
+            lines.append(f"- {OTHER_RULER}")
     return "\n".join(lines) + "\n"
 
 
@@ -273,7 +288,8 @@ Table = tuple[str, list[str], list[list[str]], list[str]]
 def _answers_table(summary: Json) -> Table:
     methods, ceiling = summary["methods"], summary["skill_scale"]["ceiling"]
     names = _known(ANSWERS, methods)
-    headings = ["method", "AP", "AP, 95 %", "skill", *names[1:], f"over {FROZEN}", "n"]
+    others = [_heading(name, summary) for name in names[1:]]
+    headings = ["method", "AP", "AP, 95 %", "skill", *others, f"over {FROZEN}", "n"]
     rows = []
     for name, row in methods.items():
         first, *others = (_mean(row["figures"][figure], ANSWERS[figure][1]) for figure in names)
@@ -296,7 +312,7 @@ def _differences_table(summary: Json) -> Table:
         if any(row["differences"].values())
     ]
     notes = [f"d: method minus {DEFAULT}, on the same seeds and test records", INTERVAL]
-    headings = ["method", *(f"d {figure}" for figure in DIFFERENCES), "n"]
+    headings = ["method", *(f"d {_heading(figure, summary)}" for figure in DIFFERENCES), "n"]
     return f"Differences from {DEFAULT}", headings, rows, [*notes, "n: number of seeds that both have"]
 
 
@@ -334,8 +350,13 @@ def _ablations_table(summary: Json) -> Table:
         + [_pairs(row)]
         for name, row in summary["ablations"].items()
     ]
-    headings = ["ablation", "of", "AP", "AF", *(f"d {figure}" for figure in DIFFERENCES), "n"]
+    differences = [f"d {_heading(figure, summary)}" for figure in DIFFERENCES]
+    headings = ["ablation", "of", "AP", _heading("AF", summary), *differences, "n"]
     return "Ablations", headings, rows, ["d: ablation minus the method that it changes", INTERVAL]
+
+
+def _heading(figure: str, summary: Json) -> str:
+    return f"{figure}{MARK}" if figure in EARLIER and summary["setting"]["own_rouge_l"] else figure
 
 
 def _label(name: str, ceiling: str | None) -> str:
@@ -404,6 +425,7 @@ def _draw_forgetting(axis: Any, summary: Json) -> bool:
             arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "alpha": 0.4, "shrinkB": 3},
         )  # fmt: skip
     axis.axvline(0, color="0.8", linewidth=1, zorder=0)
-    axis.set_xlabel("backward transfer: change in score since a task's last segment (left of 0: forgets)")
+    ruler = ", by streamlearn's own ROUGE-L" if summary["setting"]["own_rouge_l"] else ""
+    axis.set_xlabel(f"backward transfer: change in score since a task's last segment (left of 0: forgets){ruler}")
     axis.set_ylabel("AP: score of free answers at the end, mean over tasks (0 to 1)")
     return bool(points)

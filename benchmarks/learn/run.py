@@ -41,7 +41,7 @@ from streamlearn.status import Status
 from streamlearn.stream.decode import Decoder
 from streamlearn.stream.record import Batch, Example
 
-FORMAT = 2
+FORMAT = 3
 """Version of the result's layout."""
 SHARED = {"holdout.every_records": 0}
 """No hold-out: every method trains on every record."""
@@ -401,6 +401,7 @@ def _answers(end: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]) -
             "metric": answers.metric,
             "after": [*after[task].scores] if task in after else None,
             "end": [*answers.scores],
+            "texts_after": [*after[task].texts] if task in after else None,
             "texts": [*answers.texts],
         }
         for task, answers in end.items()

@@ -4,9 +4,9 @@ Each task has a metric for free answers, in [0, 1]:
 
 | metric | tasks | definition |
 |---|---|---|
-| exact_match | SuperNI's labels (073, 363, 875, 1687) and NumGLUE | equal words, see `learner.evaluate.exact_match` |
+| exact_match | SuperNI's labels (073, 363, 875, 1687) and NumGLUE | equal words, see `jobs.runner.exact_match` |
 | choice | C-STANCE, FOMC, ScienceQA | equal first letter, as TRACE scores a choice |
-| rouge_l | SuperNI's texts and MeetingBank | ROUGE-L, see `learner.evaluate.rouge_l` |
+| rouge_l | SuperNI's texts and MeetingBank | ROUGE-L, see `rouge_l` |
 | sari | 20Minuten | SARI, see `sari` |
 | edit_similarity | Py150 | 2 M / T, with M matching and T all characters of both (difflib); TRACE's fuzz.ratio |
 
@@ -16,7 +16,7 @@ distinct values, see `MAX_LABELS`, else by ROUGE-L. With several references the 
 
 Continual learning, from the JSON object of a run:
 
-    e[t], a[t]  mean score of the free answers to task t at the end, and right after its last segment
+    e[t], a[t]  mean score of the free answers to task t at the end, and right after its last segment (see `as_after`)
     R[s][t]     token accuracy on task t after segment s, teacher-forced
 
     AP  = mean_t e[t] over the tasks of the stream                                                  (1)
@@ -49,10 +49,12 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, Literal
 
+from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import entropy
 
 from benchmarks.streams import matches
-from streamlearn.jobs.runner import exact_match, normalize, rouge_l
+from streamlearn.jobs import runner
+from streamlearn.jobs.runner import exact_match, normalize
 
 Run = Mapping[str, Any]
 """The JSON object of one run."""
@@ -73,6 +75,7 @@ _METRICS: Mapping[str, Metric] = {
     "20Minuten": "sari",
     "Py150": "edit_similarity",
 }
+_ROUGE = RougeScorer(["rougeL"], use_stemmer=True)
 _PLACEHOLDERS = re.compile(r"<(?:STR|NUM|CHAR)_LIT(?::(.*?))?>", re.DOTALL)
 
 
@@ -112,6 +115,21 @@ def choice(output: str, reference: str) -> float:
     1.0
     """
     return float(output.lstrip()[:1] == reference.lstrip()[:1] != "")
+
+
+def rouge_l(output: str, reference: str) -> float:
+    """Compute ROUGE-L by the package rouge-score with its stemmer, as SuperNI's own evaluation does, in [0, 1].
+
+    The package drops all but ASCII letters and digits. References mostly of other letters, such as Chinese, are scored
+    by the ROUGE-L of `/v1/eval`.
+
+    >>> rouge_l("the cats sat", "the cat sat"), rouge_l("巴黎", "巴黎")
+    (1.0, 1.0)
+    """
+    letters = [letter for letter in reference if letter.isalnum()]
+    if 2 * sum(map(str.isascii, letters)) < len(letters):
+        return runner.rouge_l(output, reference)
+    return float(_ROUGE.score(reference, output)["rougeL"].fmeasure)
 
 
 def edit_similarity(output: str, reference: str) -> float:
@@ -203,13 +221,13 @@ def scores(run: Run, frozen: Run | None = None) -> Scores:
     end = {task: fmean(answer["end"]) for task, answer in answers.items()}
     after = {task: fmean(answer["after"]) for task, answer in answers.items() if answer["after"] is not None}
     ended = last_segments(segments)
-    past = [task for task in after if ended[task] < len(segments) - 1]
+    past = {task: fmean(as_after(answers[task])) for task in after if ended[task] < len(segments) - 1}
     last = [run["teacher"][-1][task] for task in ended]
     return Scores(
         AP=mean([end[task] for task in ended if task in end]),
         LA=mean(list(after.values())),
-        AF=mean([max(0.0, after[task] - end[task]) for task in past]),
-        BWT=mean([end[task] - after[task] for task in past]),
+        AF=mean([max(0.0, after[task] - end) for task, end in past.items()]),
+        BWT=mean([end - after[task] for task, end in past.items()]),
         ZST=mean([end[task] for task in run["unseen"] if task in end]),
         FWT=None if frozen is None or run["shuffled"] else _forward_transfer(run, frozen),
         token_AP=fmean(score["accuracy"] for score in last),
@@ -217,6 +235,12 @@ def scores(run: Run, frozen: Run | None = None) -> Scores:
         prequential_loss=mean(run["record_losses"]),
         first_50_loss=_first_loss(run),
     )
+
+
+def as_after(answer: Mapping[str, Any]) -> Sequence[float]:
+    """Return a task's scores at the end by the metric of its scores after its last segment, see `rescore`."""
+    own: Sequence[float] = answer.get("end_as_after", answer["end"])
+    return own
 
 
 def skill(ap: float, blind: float, ceiling: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Made-up runs of format 2, made-up suites, a decoder with one token per letter, and two random tasks."""
+"""Made-up runs of format 3, made-up suites, a decoder with one token per letter, and two random tasks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
     teacher = {task: {"accuracy": 0.5, "loss": 1.0} for task in end}
     in_order = not changes.get("shuffled")
     return {
-        "format": 2,
+        "format": 3,
         "suite": "two",
         "method": method,
         "seed": seed,
@@ -49,6 +49,7 @@ def a_run(method: str, seed: int = 0, *, end: Scores = END, after: Scores = AFTE
                 "metric": METRICS.get(task, "exact_match"),
                 "after": list(after[task]) if in_order and task in after else None,
                 "end": list(scores),
+                "texts_after": [""] * len(scores) if in_order and task in after else None,
                 "texts": [""] * len(scores),
             }
             for task, scores in end.items()

@@ -2,6 +2,7 @@
 
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -9,10 +10,11 @@ import pytest
 
 from benchmarks.learn.methods import METHODS, Profile
 from benchmarks.learn.report import base_of, markdown, read_runs, report, summarize
+from benchmarks.learn.rescore import rescored
 from benchmarks.learn.run import run_method
 from benchmarks.learn.suites import Draw, sequential
 from streamlearn.errors import UsageError
-from tests.benchmarks.learn.kit import a_run, write
+from tests.benchmarks.learn.kit import AFTER, END, a_run, write
 
 ARCHIVE = Path(__file__).parents[3] / "docs/evidence/runs.tar.xz"
 
@@ -61,10 +63,31 @@ def test_the_archive_holds_the_runs_of_the_tables() -> None:
     assert markdown(summarize(runs)) == published
 
 
+def test_runs_of_format_2_are_scored_again_as_far_as_their_texts_go(write_tasks: Callable[..., Path]) -> None:
+    """What has no texts keeps its scores, beside the end by the same metric, and its columns are marked."""
+    suite = sequential("two", Draw([write_tasks("a", "b", "c")], 12, 4), ("a", "b"), ("c",))
+    suite = replace(suite, tasks={task: replace(own, metric="rouge_l") for task, own in suite.tasks.items()})
+    run = a_run("lora")
+    for answer in run["answers"].values():
+        answer |= {"metric": "rouge_l", "texts": ["here", "heres", "there", ""]}
+        del answer["texts_after"]
+    answers = rescored(run, suite)
+    assert [own["end"] for own in answers.values()] == [[1, 1, 0, 0]] * 3
+    assert (answers["a"]["after"], answers["a"]["end_as_after"]) == (AFTER["a"], END["a"])
+    assert "end_as_after" not in answers["c"]
+    again = rescored({**run, "answers": answers}, suite)
+    assert again == answers
+    text = markdown(summarize([{**run, "answers": answers}]))
+    assert "| AP | AP, 95 % | skill | LA ° | AF ° | BWT ° | ZST |" in text
+    assert "°: from answers whose texts were not stored, so still by streamlearn's own ROUGE-L" in text
+    later = rescored({**run, "answers": {t: {**own, "texts_after": own["texts"]} for t, own in answers.items()}}, suite)
+    assert later["a"]["after"] == [1, 1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 1}, "expected a run of format 2, found 1"),
+        ({"format": 1}, "expected a run of format 3, found 1"),
         ({"answers": {}}, "expected scores of free answers, found none"),
         ({"profile": "other"}, "must be equal in profile, found tiny in .*lora.0.json and other in .*lora.1.json"),
         ({"versions": {"commit": "x"}}, "runs of method lora must be equal in commit"),

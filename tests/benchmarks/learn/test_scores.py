@@ -8,6 +8,7 @@ from benchmarks.learn.scores import (
     WITHIN,
     detection_scores,
     normalized_mutual_information,
+    rouge_l,
     sari,
     scores,
     stream_scores,
@@ -55,6 +56,24 @@ def test_the_scores_are_those_of_their_equations() -> None:
     assert (found.token_AP, found.token_loss) == (0.5, 1.0)
     assert pytest.approx((150 + 10 + 40 + 20) / 100) == found.prequential_loss
     assert pytest.approx((3 + 2 + 1) / 3) == found.first_50_loss
+
+
+def test_forgetting_is_a_difference_by_one_metric() -> None:
+    """`end_as_after` is the end by the metric of `after`; AP is by the other."""
+    run = a_run()
+    run["answers"]["a"]["end_as_after"] = [1.0, 0.5]
+    found = scores(run)
+    assert found.AF == 0
+    assert pytest.approx(0.25 / 2) == found.BWT
+    assert pytest.approx((0.25 + 0.5 + 0.75) / 3) == found.AP
+
+
+def test_rouge_l_is_that_of_the_package_with_its_stemmer() -> None:
+    """The package would score Chinese 0; accents in English do not matter."""
+    assert rouge_l("He was running.", "he is running") == pytest.approx(2 / 3)
+    assert rouge_l("the cats' houses", "the cat's house") == pytest.approx(4 / 7 * 3 / 2)
+    assert [rouge_l(*pair) for pair in (("巴黎 3", "巴黎 3"), ("", "巴黎"), ("", "a"))] == [1.0, 0.0, 0.0]
+    assert rouge_l("café bar", "café bar") == 1.0
 
 
 def test_a_shuffled_stream_has_no_tasks_in_order() -> None:
