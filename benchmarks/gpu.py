@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -39,6 +39,7 @@ import torch
 from transformers import Qwen3Config
 
 from benchmarks.learn.jobs import Part, RunConditions, jobs_of, make_runs
+from benchmarks.learn.run import code_commit
 from benchmarks.learn.scores import scores
 from benchmarks.measuring import (
     ERROR_LINES,
@@ -85,6 +86,8 @@ SPEED_ARMS = ("frozen_floor", STOCK, "lora", "streamlearn")
 WARM_UP = 2
 """Steps before those that are timed."""
 METHODS = ("streamlearn", "lora", "er", "cp-moe", "lora-per-task", "joint")
+SIDE_BY_SIDE = 3
+"""Runs of order 1 that share the GPU."""
 TESTS = "tests/**/test_*_on_gpu.py"
 LEAST_S = 20.0
 """Nothing is started in a call's last seconds."""
@@ -222,13 +225,14 @@ def finish(arguments: Sequence[str], seconds: float) -> subprocess.CompletedProc
 class Kit:
     """The file of results, and the time that is left in this call."""
 
-    def __init__(self, out: Path, minutes: float) -> None:
+    def __init__(self, out: Path, minutes: float, *, tiny: bool) -> None:
         self.deadline = time.monotonic() + 60 * minutes
         self._out = out
         device = device_of(BackboneSettings())
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        self.result: Rows = orjson.loads(out.read_bytes()) if out.exists() else {"device": name}
-        self.result |= {"torch": torch.__version__, "missing": {}}
+        name = (torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu") + (", tiny" if tiny else "")
+        self.result: Rows = orjson.loads(out.read_bytes()) if out.exists() else {"device": name, "commits": []}
+        commits = {*self.result["commits"], code_commit()}
+        self.result |= {"torch": torch.__version__, "commits": [*commits], "missing": {}}
         if self.result["device"] != name:
             raise UsageError(f"--out {out}: has results of {self.result['device']}, this is {name}; name another file")
 
@@ -250,11 +254,11 @@ class Kit:
         print(f"{section} {name}  {time.monotonic() - started:.0f} s", file=sys.stderr)
         self.save()
 
-    def learn(self, conditions: RunConditions, methods: Sequence[str], seeds: Iterable[int], side_by_side: int) -> None:
+    def learn(self, conditions: RunConditions, methods: Sequence[str], seeds: Sequence[int]) -> None:
         """Make the runs that are not in the folder of runs, and keep the scores of all."""
         jobs = jobs_of([Part(suites=["superni-1"], methods=[*methods], seeds=[*seeds])], conditions)
         if self.deadline - time.monotonic() >= LEAST_S:
-            make_runs(jobs, side_by_side=side_by_side, tell=_tell, deadline=self.deadline)
+            make_runs(jobs, side_by_side=SIDE_BY_SIDE, tell=partial(print, file=sys.stderr), deadline=self.deadline)
         rows = self.result["learn"] = {}
         for job in jobs:
             name = f"{job.method} {job.seed}"
@@ -274,13 +278,9 @@ class Kit:
         partial.replace(self._out)
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def measure(given: Any) -> Rows:
     """Make what is missing, in the order of worth, until the time is up."""
-    kit = Kit(given.out, given.minutes)
+    kit = Kit(given.out, given.minutes, tiny=given.tiny)
     for file in sorted(map(str, Path().glob(TESTS))):
         kit.measure("tests", file, partial(outcomes, file))
     for shape in ("tiny",) if given.tiny else ("qwen3-0.6b", "qwen3-8b"):
@@ -300,12 +300,12 @@ def measure(given: Any) -> Rows:
         records=2 if given.tiny else 300,
         evaluated=1 if given.tiny else 50,
     )
-    kit.learn(conditions, METHODS[1:2] if given.tiny else METHODS, range(1 if given.tiny else 3), given.side_by_side)
+    kit.learn(conditions, METHODS[1:2] if given.tiny else METHODS, range(1 if given.tiny else 3))
     return kit.result
 
 
 def tables(result: Rows) -> list[Any]:
-    """What a person reads: a table per section, failed tests, and what is missing."""
+    """Return what a person reads: a table per section, and what is missing."""
     speed = ("tokens_per_s", "share_of_peak", "peak_mib", "parameters", "dtype", "product_tflops", "error")
     learn = ("AP", "AF", "BWT", "ZST", "prequential_loss", "tokens_per_s", "peak_memory_mib", "seconds")
     tests = {
@@ -334,10 +334,7 @@ def main() -> None:
     options.add_argument("--backbone", type=Path, help="folder of the causal language model that learns order 1")
     options.add_argument("--data", type=Path, help="folder of SuperNI's task files")
     options.add_argument("--profile", default="smollm2", help="as in benchmarks.learn")
-    options.add_argument("--side-by-side", type=int, default=3, help="runs of order 1 that share the GPU")
-    options.add_argument(
-        "--tiny", action="store_true", help="small shapes and few records, on a CPU if there is no GPU"
-    )
+    options.add_argument("--tiny", action="store_true", help="small shapes and few records; needs no GPU")
     given = options.parse_args()
     if not (given.tiny or torch.cuda.is_available()):
         raise UsageError("no CUDA device is visible: run this where there is one, or add --tiny")
