@@ -1,15 +1,17 @@
 """A JSONL file as a source: read once, or followed while another program appends to it.
 
-The file's name is the topic, the partition is 0, and a record's offset is its line number from 0. A file whose name
-ends in .gz is read as gzip. Memory is bounded however long a line is.
+The file's name is the topic, the partition is 0, and a record's offset is its line number from 0. Its first line is the
+topic's identity. A file whose name ends in .gz is read as gzip. Memory is bounded however long a line is.
 """
 
 import gzip
+import hashlib
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -258,6 +260,8 @@ class JsonlSource:
         self._origin = TopicPartition(settings.path.name, 0)
         self._reader: LineReader | None = None
         self._counter = LineCounter(settings.path, growing=settings.follow)
+        self._first: str | None = None
+        """Hash of the first line; None before there is one."""
         self._next: Record | None = None
         self._failure: SourceError | None = None
         self._log = get_logger("connectors")
@@ -271,16 +275,25 @@ class JsonlSource:
         """Open the file and skip the lines before `position`; none if it does not name this file.
 
         Raises:
-            OffsetGapError: the file has fewer lines.
+            OffsetGapError: the file has fewer lines, or begins with another line than at `position`.
             SourceError: the file cannot be read.
         """
-        del identity, skipped  # a file has no identity, and each of its lines can be read
+        del skipped  # each line can be read
         self.close()
-        self._reader = self._open_at(position.get(self._origin, 0))
+        self._first = None
+        if line := position.get(self._origin, 0):
+            with closing(self._open_at(0)) as first:
+                self._note_first(first.next_line())
+        self._reader = self._open_at(line)
         self._failure = None
         here = Position({self._origin: self._reader.number})
         self._log.info(Event.SOURCE_OPENED, path=str(self._path), follow=self._follow, line=self._reader.number)
         self._read_ahead()
+        if (before := (identity or {}).get(self._origin.topic, self._first)) and self._first not in (None, before):
+            raise OffsetGapError(
+                f"{self._path} must begin with the same line as when it was read: it was replaced, or deleted and "
+                "created again. Restore the original, give the new file another name, or start over with --fresh"
+            )
         return here
 
     def poll(self, *, max_records: int, timeout_s: float) -> Sequence[Record]:
@@ -311,8 +324,8 @@ class JsonlSource:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Always empty: a file has only its name."""
-        return {}
+        """The hash of the first line, which another file of the same name hardly has; empty before there is one."""
+        return {} if self._first is None else {self._origin.topic: self._first}
 
     @property
     def gaps(self) -> Sequence[Gap]:
@@ -336,6 +349,9 @@ class JsonlSource:
             self._reader.close()
             self._reader = None
         self._next = None
+
+    def _note_first(self, line: bytes | None) -> None:
+        self._first = None if line is None else hashlib.sha256(line).hexdigest()[:16]
 
     def _open_at(self, line: int) -> LineReader:
         reader = LineReader(self._path, growing=self._follow, max_line_bytes=self._max_line_bytes)
@@ -365,6 +381,8 @@ class JsonlSource:
         assert self._reader is not None, "seek must be called first"
         try:
             while (line := self._reader.next_line()) is not None:
+                if self._reader.number == 1:
+                    self._note_first(line)
                 if line.strip():
                     self._next = Record(self._origin, self._reader.number - 1, line)
                     return

@@ -21,7 +21,7 @@ from streamlearn.jobs.queue import JobQueue
 from streamlearn.serve.metrics import registry
 from streamlearn.settings.section import section_type
 from streamlearn.settings.settings import Settings
-from streamlearn.settings.source import KafkaSettings
+from streamlearn.settings.source import KafkaSettings, SourceSettings
 from streamlearn.status import Phase, PublicationStatus, Status, TrackerStatus
 
 BEGIN, END = "<!-- reference -->\n", "<!-- /reference -->"
@@ -92,7 +92,10 @@ def settings_schema() -> str:
     sections = schema.pop("$defs")
     for name, section in sections.items():
         _simplify(section, f"#/$defs/{name}/properties", "." if name == KafkaSettings.__name__ else "_")
+        if name != SourceSettings.__name__:
+            section["type"] = ["object", "null"]  # null: all its keys are commented out
     _simplify(schema, "#/properties", "_")
+    schema["patternProperties"]["^x-"] = {"description": "Not read; holds what `<<` merges."}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Configuration of streamlearn"}
     return json.dumps({**head, **schema, "$defs": sections}, indent=1) + "\n"
 

@@ -104,6 +104,7 @@ class Board:
     ) -> None:
         """`on_publish` is called on every publication and heartbeat, in the loop's thread."""
         self.counters = Counters()
+        self._ended_threads: tuple[str, ...] = ()
         self._clock = clock
         self._on_publish = on_publish
         self._bound_s = bound_s
@@ -119,8 +120,14 @@ class Board:
             truncated_records=MappingProxyType(dict(status.truncated_records)),
             truncated_tokens=MappingProxyType(dict(status.truncated_tokens)),
             versions=MappingProxyType(dict(status.versions)),
+            ended_threads=self._ended_threads,
         )
         self._on_publish(self._status)
+
+    def thread_ended(self, name: str, error: str) -> None:
+        """Show from now on that an error ended a thread of the process. Called by any thread."""
+        self._ended_threads += (f"the thread {name} ended by {error}; restart the daemon",)
+        self._status = replace(self._status, ended_threads=self._ended_threads)
 
     def read(self) -> Status:
         return self._status
@@ -147,7 +154,10 @@ class Board:
         return self._status.phase is not Phase.FAILED and self.heartbeat_age_s <= self.heartbeat_bound_s
 
     def why_not_alive(self) -> str | None:
-        """The reason for people; None while alive."""
+        """The reason for people; None while the loop and all threads are alive."""
+        return self._why_loop_is_not_alive() or "; ".join(self._ended_threads) or None
+
+    def _why_loop_is_not_alive(self) -> str | None:
         if self._status.phase is Phase.FAILED:
             return f"the daemon failed: {self._status.reason or 'see the log'}"
         if not self.alive:
@@ -160,7 +170,7 @@ class Board:
     def why_not_ready(self) -> str | None:
         """The reason for people; None while the daemon accepts jobs."""
         status = self._status
-        not_alive = self.why_not_alive()
+        not_alive = self._why_loop_is_not_alive()
         if not_alive is not None:
             return not_alive
         return None if status.ready else status.reason or f"the daemon is {status.phase}"

@@ -31,16 +31,38 @@ Exit codes follow sysexits.h; `-` never ends the process. A message states what 
 what to do.
 """
 
+import re
 from enum import StrEnum
 from typing import ClassVar
 
+_CREDENTIALS = (
+    (re.compile(r"//\S*@"), "//...@"),
+    (re.compile(r"[^\s'\"/,(\[]+(?::(?!//)\S*@|@(?=[\w-]+[.:]\w))"), "...@"),
+    (re.compile(r"\?[^\s=]*=\S*?(?=[\"',;:)\]]*(?:\s|$))"), "?..."),
+)
+"""User information of a URL, the same of a host without a scheme, and a query. Versions (regime-3@184) stay."""
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the user information and the query of every URL or host in it.
+
+    >>> without_credentials("found 'http://me:secret@10.0.0.1/a?token=secret', me:secret@broker:9092")
+    "found 'http://...@10.0.0.1/a?...', ...@broker:9092"
+    """
+    for pattern, shown in _CREDENTIALS if "@" in text or "?" in text else ():
+        text = pattern.sub(shown, text)
+    return text
+
 
 class StreamlearnError(Exception):
-    """Base class of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose. Its text never shows a URL's credentials."""
 
     exit_code: ClassVar[int] = 70
     is_logged = False
     """Whether an event says what it says."""
+
+    def __str__(self) -> str:
+        return without_credentials(super().__str__())
 
 
 class ConfigError(StreamlearnError):

@@ -11,10 +11,13 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
+from io import StringIO
 from typing import Any, Literal, TextIO, cast
 
 import orjson
 import structlog
+
+from streamlearn.errors import without_credentials
 
 
 class Event(StrEnum):
@@ -131,7 +134,7 @@ _WARNED = ("warning", "error", "critical", "exception")
 
 
 def _warn(event: str, **fields: object) -> None:
-    details = ", ".join(f"{name}={value}" for name, value in fields.items())
+    details = without_credentials(", ".join(f"{name}={value}" for name, value in fields.items()))
     warnings.warn(f"{event.replace('_', ' ')}: {details}", RuntimeWarning, stacklevel=3)
 
 
@@ -157,14 +160,16 @@ def configure_logging(
     if console:
         from rich.console import Console  # noqa: PLC0415 - not needed for JSON
 
-        terminal, plain = Console(file=target), structlog.dev.plain_traceback
+        terminal = Console(file=target)
         colors = terminal.color_system is not None and not terminal.no_color
-        shared.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain))
+        shared.append(_without_credentials)
+        shared.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_print_traceback))
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(
             show_locals=False
         )  # local variables may hold records and secrets
         shared.append(structlog.processors.ExceptionRenderer(frames))
+        shared.append(_without_credentials)
         shared.append(structlog.processors.JSONRenderer(serializer=_to_json))
     structlog.configure(
         processors=shared,
@@ -173,6 +178,25 @@ def configure_logging(
         cache_logger_on_first_use=False,
     )
     return not console
+
+
+def _without_credentials(_logger: Any, _method: str, event: Any) -> Any:
+    return {key: _shown(value) for key, value in event.items()}
+
+
+def _shown(value: Any) -> Any:
+    """A field of an event as it may be shown: no URL in it has credentials."""
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, dict):
+        return {key: _shown(inner) for key, inner in value.items()}
+    return [_shown(inner) for inner in value] if type(value) in (list, tuple) else value
+
+
+def _print_traceback(stream: TextIO, exc_info: Any) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(without_credentials(text.getvalue()))
 
 
 class _Lines(structlog.PrintLogger):

@@ -432,6 +432,8 @@ class Status(Progress):
     """Why it is not ready, for people; empty when ready."""
     degraded: str = ""
     """Failed writes during which learning continues, for people; empty when nothing is wrong."""
+    ended_threads: tuple[str, ...] = ()
+    """Threads of the process that an error ended, for people."""
     started_at: float = 0.0
     """Start of the process, Unix time."""
     last_step_at: float | None = None
@@ -456,6 +458,11 @@ class Status(Progress):
     """Prompts and examples of finished requests, by whether a regime explained them and by what answered."""
     preset: str = ""
     """Adapter preset."""
+
+    @property
+    def faults(self) -> str:
+        """What is wrong though learning continues, for people; empty when nothing is."""
+        return "; ".join(filter(None, (self.degraded, *self.ended_threads)))
 
     @property
     def records_dead_lettered(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from streamlearn.board import Board, Clock
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
+from streamlearn.http.guards import read_token
 from streamlearn.settings import MlflowSettings, Settings, fingerprint
 from streamlearn.snapshot.files import Files
 from streamlearn.status import Phase, ShiftStatus, Status, TrackerStatus
@@ -138,7 +139,7 @@ class MlflowTracker:
         # The client takes these from the environment only.
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(math.ceil(settings.timeout_s))
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # this module retries
-        token = _token(settings)
+        token = None if settings.token_file is None else read_token(settings.token_file, min_chars=1)
         if token is not None:
             os.environ["MLFLOW_TRACKING_TOKEN"] = token
         self._settings = settings
@@ -407,15 +408,6 @@ def _run(folder: Path) -> str:
         return run
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} must name the tracked run, found {error}: remove it to begin a new run") from error
-
-
-def _token(settings: MlflowSettings) -> str | None:
-    if settings.token_file is None:
-        return None
-    try:
-        return settings.token_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"track.mlflow.token_file {settings.token_file} must be readable: {error}") from error
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

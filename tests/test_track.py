@@ -333,6 +333,7 @@ def mlflow_server() -> Iterator[MlflowServer]:
 def mlflow(server: MlflowServer, folder: Path) -> MlflowTracker:
     token = folder / "token"
     token.write_text("secret-token")
+    token.chmod(0o600)
     uri = f"http://127.0.0.1:{server.server_port}"
     settings = MlflowSettings(uri=uri, experiment="mine", run_name="first", token_file=token)
     return MlflowTracker(settings, "id-of-the-run", {"learner.lr": "0.003"})
@@ -375,7 +376,9 @@ def test_mlflow_has_one_run_that_a_restart_continues_and_marks(mlflow_server: Ml
 
 
 def test_an_address_that_leaks_the_token_is_refused() -> None:
-    with pytest.raises(ValidationError, match="without password"):
-        MlflowSettings(uri="http://me:word@127.0.0.1:5000")
+    for uri in ("http://me:word@127.0.0.1:5000", "http://127.0.0.1:5000/?token=word"):
+        with pytest.raises(ValidationError, match="without a password or a query") as refused:
+            MlflowSettings(uri=uri)
+        assert "word" not in refused.value.errors()[0]["msg"].replace("password", "")
     with pytest.raises(ValidationError, match="plain HTTP to another machine"):
         MlflowSettings(uri="http://mlflow.example", token_file=Path("token"))

@@ -28,7 +28,8 @@ from streamlearn.adapters.presets import activated_parameters, objective
 from streamlearn.backbone.load import Backbone, load, outline
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.daemon.model import Model, adapter_of, versions
+from streamlearn.daemon.model import Model, adapter_of
+from streamlearn.daemon.process import versions
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner, Step

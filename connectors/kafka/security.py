@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from streamlearn.errors import CredentialsError
+from streamlearn.errors import ConfigError, CredentialsError, without_credentials
+from streamlearn.secret_files import check_secret_file, read_secret
 from streamlearn.settings import KafkaSettings
+from streamlearn.settings.section import shown_server
 
 if TYPE_CHECKING:
     import httpx2
@@ -81,7 +83,11 @@ def _trusting(cafile: Path | None, setting: str) -> ssl.SSLContext:
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     try:
+        if key is not None:
+            check_secret_file(key)
         context.load_cert_chain(certificate, key, password="")  # otherwise OpenSSL prompts for an encrypted key
+    except ConfigError as error:
+        raise CredentialsError(f"ssl.keyfile: {error}") from error
     except (OSError, ssl.SSLError) as error:
         raise CredentialsError(
             "ssl.certfile and ssl.keyfile must be a PEM certificate and its unencrypted PEM key: "
@@ -128,9 +134,9 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
         settings = self._settings
         token, secret = settings.sasl_oauthbearer_token_file, settings.sasl_oauthbearer_client_secret_file
         if token is not None:
-            return _first_line(token, "sasl.oauthbearer.token.file")
+            return _secret(token, "sasl.oauthbearer.token.file")
         assert secret is not None, "the settings refuse an endpoint without a secret"
-        return _first_line(secret, "sasl.oauthbearer.client.secret.file")
+        return _secret(secret, "sasl.oauthbearer.client.secret.file")
 
     def _request(self) -> None:
         settings, started = self._settings, self._clock()
@@ -149,28 +155,30 @@ class OAuthTokens(AbstractTokenProvider):  # type: ignore[misc]
                 timeout=_ENDPOINT_TIMEOUT_S,
             )
         except httpx2.HTTPError as error:
-            raise TokenError(f"the token endpoint {url} must answer, found {type(error).__name__}: {error}") from error
+            found = without_credentials(f"{url} must answer, found {type(error).__name__}: {error}")
+            raise TokenError(f"the token endpoint {found}") from error
         try:
             content = answer.json() if answer.status_code == 200 else {}
             token, lifetime_s = str(content["access_token"]), float(content.get("expires_in", 0.0))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TokenError(
-                f"the token endpoint {url} must return an access_token, found status {answer.status_code} and "
-                f"{_refusal(answer)}: check sasl.oauthbearer.client.id, its secret and sasl.oauthbearer.scope"
+                f"the token endpoint {shown_server(url)} must return an access_token, found status "
+                f"{answer.status_code} and {_refusal(answer)}: check sasl.oauthbearer.client.id, its secret and "
+                "sasl.oauthbearer.scope"
             ) from None
         self._token, self._usable_until = token, started + _USABLE * lifetime_s
 
 
-def _first_line(path: Path, setting: str) -> str:
+def _secret(path: Path, setting: str) -> str:
     """Return the first line of a file with a secret.
 
     Raises:
-        CredentialsError: it cannot be read.
+        CredentialsError: it cannot be read, or others may read it.
     """
     try:
-        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialsError(f"{setting} must be a readable text file: {path}: {error}") from error
+        return read_secret(path)
+    except ConfigError as error:
+        raise CredentialsError(f"{setting}: {error}") from error
 
 
 def _password(settings: KafkaSettings) -> str:
@@ -179,7 +187,7 @@ def _password(settings: KafkaSettings) -> str:
         return settings.sasl_plain_password.get_secret_value()
     path = settings.sasl_plain_password_file
     assert path is not None, "the settings refuse SASL without a password"
-    return _first_line(path, "sasl.plain.password.file")
+    return _secret(path, "sasl.plain.password.file")
 
 
 def _refusal(answer: "httpx2.Response") -> str:

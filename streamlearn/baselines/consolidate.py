@@ -100,7 +100,7 @@ class BaselineHooks(Hooks):
             self._learner,
             examples,
             settings.probe,
-            seed=settings.seed * 1_000_003 + number,
+            seed=(settings.seed * 1_000_003 + number) % 2**63,  # what torch takes
             measure=None if self.transient is None else PATHS[self._objective.accumulation],
             damping=settings.consolidate.damping,
         )

@@ -42,6 +42,7 @@ from streamlearn.errors import (
     SourceError,
     StateLockedError,
     StreamlearnError,
+    without_credentials,
 )
 from streamlearn.http.guards import obtain_token, token_path
 from streamlearn.http.server import Listener, bind, tls_context
@@ -134,7 +135,7 @@ class Doctor:
                 self._failed.add(name)
                 yield Finding(name, Level.FAILED, str(error), error.exit_code)
             else:
-                yield Finding(name, level, text)
+                yield Finding(name, level, without_credentials(text))
 
     def _clock(self) -> tuple[Level, str]:
         now = time.time()  # noqa: TID251 - warns that the clock is not set
@@ -153,6 +154,7 @@ class Doctor:
         shape = self._shape = outline(self.settings.backbone, self.settings.adapter)
         self.settings = with_defaults(self.settings, is_vision=shape.is_vision, per_regime=config.per_regime)
         check_adapter(config, shape.linears, shape.tower_linears)
+        decoder_of(self.settings, load_preprocessing(self.settings.backbone, shape))  # template, registry
         return Level.OK, f"{model} in {shape.folder}, adapter {self.settings.adapter.preset} fits"
 
     def _publishing(self) -> tuple[Level, str]:

@@ -14,6 +14,7 @@ from streamlearn.http.guards import read_token
 from streamlearn.http.server import HttpServer, Listener
 from streamlearn.http.tracing import configure_tracing
 from streamlearn.settings import GatewaySettings
+from streamlearn.settings.faults import explain
 
 CHECK_S = 1.0
 """How often the main thread checks that the server still runs."""
@@ -30,8 +31,7 @@ def gateway_settings(**options: Any) -> GatewaySettings:
     try:
         return GatewaySettings(require_token=options.get("token_file") is not None, **options)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))} {fault['msg']}".strip() for fault in error.errors()]
-        raise UsageError("; ".join(fault.replace("Value error, ", "") for fault in faults)) from error
+        raise UsageError("; ".join(explain(error, GatewaySettings))) from None  # it quotes what was found
 
 
 def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:

@@ -194,12 +194,12 @@ def _path(field: str, path: str) -> str:
     from pydantic import ValidationError  # noqa: PLC0415 - not needed for --help
 
     from streamlearn.settings import RecordsSettings  # noqa: PLC0415
-    from streamlearn.settings.settings import explain  # noqa: PLC0415
+    from streamlearn.settings.faults import explain  # noqa: PLC0415
 
     try:
         RecordsSettings.model_validate({field: path})
     except ValidationError as error:
-        raise ConfigError("; ".join(explain(error, "records"))) from None
+        raise ConfigError("; ".join(explain(error, RecordsSettings, "records"))) from None
     return path
 
 

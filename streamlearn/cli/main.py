@@ -15,8 +15,8 @@ from streamlearn.cli import controls, dead_letters, streams
 from streamlearn.cli.feed import feed
 from streamlearn.cli.init import init, schema
 from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
-from streamlearn.daemon.process import StopSignals
-from streamlearn.errors import StreamlearnError, UsageError
+from streamlearn.daemon.process import StopSignals, versions
+from streamlearn.errors import StreamlearnError, UsageError, without_credentials
 from streamlearn.events import configure_logging
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are tokenized one by one; a pool only warns on fork
@@ -105,11 +105,12 @@ def run(
     """
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
+        settings = load_settings(config)
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
         from streamlearn.distributed import find_rank  # noqa: PLC0415
 
         run_daemon(
-            load_settings(config),
+            settings,
             signals,
             find_rank(os.environ),
             fresh=fresh,
@@ -142,9 +143,9 @@ def evaluate(
 
     Evaluates the running daemon, or a snapshot with --snapshot.
     """
-    from streamlearn.cli import offline  # noqa: PLC0415
-
     settings = load_settings(config)
+    from streamlearn.cli import offline  # noqa: PLC0415 - imports torch
+
     examples = offline.read_examples(file)
     if snapshot is None:
         result = offline.evaluate_daemon(settings, examples, generate=generate, max_new_tokens=max_new_tokens)
@@ -189,10 +190,11 @@ def export_regimes(
     """
     if bool(regime) == every:
         raise UsageError("expected either --regime N or --all; `streamlearn status` lists the regimes")
-    from streamlearn.cli import offline  # noqa: PLC0415
+    settings = load_settings(config)
+    from streamlearn.cli import offline  # noqa: PLC0415 - imports torch
 
     exported = offline.export(
-        load_settings(config),
+        settings,
         snapshot=snapshot,
         regimes=regime or [],
         out=out_folder,
@@ -306,10 +308,11 @@ def check_config(
     Exits 78 and names what is wrong if `run` would refuse it. --sample reads records from the beginning of the topic or
     file, shows each as text with what is learned between ⟦ and ⟧, and counts what would be refused and why.
     """
-    from streamlearn.cli.doctor import check_backbone  # noqa: PLC0415
-
     settings = load_settings(config)
-    out.print(f"{config}: {check_backbone(settings)}", markup=False, highlight=False, soft_wrap=True)
+    from streamlearn.cli.doctor import check_backbone  # noqa: PLC0415 - imports torch
+
+    result = without_credentials(f"{config}: {check_backbone(settings)}")
+    out.print(result, markup=False, highlight=False, soft_wrap=True)
     if sample:
         from streamlearn.cli.sample import sample as read_sample  # noqa: PLC0415
 
@@ -329,11 +332,12 @@ def doctor(
 
     Changes nothing. Exits with the code that `run` would exit with. --json prints one object per finding.
     """
-    from streamlearn.cli.doctor import Doctor, finding_table  # noqa: PLC0415
+    settings = load_settings(config)
+    from streamlearn.cli.doctor import Doctor, finding_table  # noqa: PLC0415 - imports torch
 
     configure_logging("error")  # the findings report the rest
     code = 0
-    for finding in Doctor(load_settings(config), step).examine():
+    for finding in Doctor(settings, step).examine():
         code = code or finding.exit_code
         if as_json:
             print(orjson.dumps(finding).decode())  # noqa: T201
@@ -345,7 +349,5 @@ def doctor(
 @app.command("version")
 def show_versions() -> None:
     """Print the versions of streamlearn and of the packages that decide its results."""
-    from streamlearn.daemon.model import versions  # noqa: PLC0415
-
     for name, version in {**versions(), "python": sys.version.split()[0]}.items():
         out.print(f"{name} {version}", markup=False, highlight=False)

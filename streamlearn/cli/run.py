@@ -15,10 +15,16 @@ from streamlearn.cli.streams import failures_as_events
 from streamlearn.controls import AuditLog
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.daemon.model import versions
-from streamlearn.daemon.process import ServiceManager, StopEarly, StopSignals, dump_stacks_on_abort
+from streamlearn.daemon.process import (
+    ServiceManager,
+    StopEarly,
+    StopSignals,
+    dump_stacks_on_abort,
+    thread_failures_to,
+    versions,
+)
 from streamlearn.distributed import ProcessRank
-from streamlearn.errors import ConfigError, StreamlearnError
+from streamlearn.errors import ConfigError, StreamlearnError, without_credentials
 from streamlearn.events import Event, configure_logging, get_logger
 from streamlearn.http.guards import obtain_token
 from streamlearn.http.server import HttpServer, Listener
@@ -87,6 +93,7 @@ def _lead(
     try:
         # The lock comes first: a second daemon with this configuration would find the port in use and blame the port.
         with (
+            thread_failures_to(board.thread_ended),
             StateLock(settings.state) as lock,
             _health(settings, board),
             _http(settings, board, jobs, clock) as endpoint,
@@ -149,7 +156,7 @@ def _train(
         _log.info(Event.DAEMON_STOPPED, records=board.read().records_trained, seconds=seconds)
         if segment_by is not None and not daemon.stopped:  # a stop must not wait for the last scores
             daemon.score_all()
-        display.report(board.read(), str(components.settings.state))
+        display.report(board.read(), without_credentials(str(components.settings.state)))
     finally:
         display.close()
         components.close()

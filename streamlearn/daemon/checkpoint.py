@@ -53,8 +53,8 @@ from torch import Tensor
 from streamlearn.adapters.presets import HeadLoraConfig
 from streamlearn.codec import NOT_SAVED
 from streamlearn.controls import StateControls, advanced
-from streamlearn.daemon.model import Model, adapter_shape, versions
-from streamlearn.daemon.process import return_freed_memory
+from streamlearn.daemon.model import Model, adapter_shape
+from streamlearn.daemon.process import return_freed_memory, versions
 from streamlearn.errors import Reason, SnapshotError, StreamlearnError
 from streamlearn.events import Event, get_logger
 from streamlearn.history import History

@@ -92,4 +92,6 @@ def _load(settings: Settings, dtype: str, offloaded: Path, mesh: DeviceMesh | No
     """The leader's model, which checked the settings before."""
     config, shape = adapter_of(settings), outline(settings.backbone, settings.adapter)
     settings = with_defaults(settings, is_vision=shape.is_vision, per_regime=config.per_regime)
+    holdout = settings.holdout.model_copy(update={"canaries": ()})  # the leader's, maybe on another machine
+    settings = settings.model_copy(update={"holdout": holdout})
     return Model(settings, shape, config, dtype, offloaded, mesh=mesh)

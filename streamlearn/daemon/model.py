@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -189,11 +187,3 @@ def adapter_shape(config: HeadLoraConfig) -> dict[str, Any]:
         name: asdict(config)[name] for name in ("per_regime", "vision_modules", "first_layer") if asdict(config)[name]
     }
     return {**{name: asdict(config)[name] for name in names}, **optional}
-
-
-@cache
-def versions() -> Mapping[str, str]:
-    """Versions of the packages that decide what a step computes."""
-    return MappingProxyType(
-        {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
-    )

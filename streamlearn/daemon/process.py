@@ -9,13 +9,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from functools import cache
+from importlib.metadata import version
+from types import FrameType, MappingProxyType
 from typing import Any, Self
 
-from streamlearn.errors import StreamlearnError
+from streamlearn.errors import StreamlearnError, without_credentials
 from streamlearn.events import Event, get_logger
 from streamlearn.status import Phase, Status
 
@@ -174,11 +177,36 @@ def one_line(status: Status) -> str:
         f"{len(status.adaptation.regimes)} regimes",
         f"snapshot {status.snapshot.name}" if status.snapshot else "no snapshot yet",
     ]
-    if status.degraded:
-        parts.append(f"DEGRADED: {status.degraded}".replace("\n", " "))
+    if status.faults:
+        parts.append(f"DEGRADED: {status.faults}".replace("\n", " "))
     if status.records_dead_lettered:
         parts.append(f"{status.records_dead_lettered} dead letters")
     return ", ".join(parts)
+
+
+@contextmanager
+def thread_failures_to(note: Callable[[str, str], object]) -> Iterator[None]:
+    """Inside the block, `note` the name of each thread that an error ends, and the error."""
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if not issubclass(failed.exc_type, SystemExit):
+            error = without_credentials(f"{failed.exc_type.__name__}: {failed.exc_value}")
+            note(failed.thread.name if failed.thread is not None else "unknown", error)
+        before(failed)
+
+    before, threading.excepthook = threading.excepthook, hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Versions of the packages that decide what a step computes."""
+    return MappingProxyType(
+        {name: version(name) for name in ("streamlearn", "torch", "transformers", "peft", "kafka-python")}
+    )
 
 
 def dump_stacks_on_abort() -> None:

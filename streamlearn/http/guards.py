@@ -12,7 +12,6 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import ApiError
 from streamlearn.http.tracing import Traced
+from streamlearn.secret_files import read_secret
 from streamlearn.settings import ListenSettings, Settings
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
@@ -200,18 +200,10 @@ def read_token(path: Path, *, min_chars: int = MIN_CHARS) -> str:
     Raises:
         ConfigError: the file cannot be read, its token is too short, or other users may read it.
     """
-    try:
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the token cannot be read: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
+    token = read_secret(path, what="token").strip()
+    if len(token) < min_chars or not (token.isascii() and token.isprintable()) or " " in token:
         raise ConfigError(
-            f"{path}: expected a file readable by its owner only, found mode {stat.S_IMODE(mode):o}; run chmod 600"
-        )
-    if len(token) < min_chars or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"{path}: expected at least {min_chars} printable characters without spaces, found {len(token)}; "
+            f"{path}: expected at least {min_chars} printable ASCII characters without spaces, found {len(token)}; "
             "create one with openssl rand -hex 32"
         )
     return token

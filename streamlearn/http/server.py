@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from streamlearn.errors import ConfigError
 from streamlearn.events import Event, get_logger
+from streamlearn.secret_files import check_secret_file
 from streamlearn.settings import ListenSettings, ServeSettings
 
 GRACE_S = 5.0
@@ -177,6 +178,8 @@ def tls_context(listener: Listener) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
+        if listener.tls_keyfile is not None:
+            check_secret_file(listener.tls_keyfile)
         context.load_cert_chain(listener.tls_certfile, listener.tls_keyfile, password="")
     except OSError as error:
         raise ConfigError(
@@ -187,12 +190,8 @@ def tls_context(listener: Listener) -> ssl.SSLContext | None:
 
 
 def _serve(server: uvicorn.Server, bound: socket.socket) -> None:
-    try:
+    with bound:
         server.run(sockets=[bound])
-    except Exception:  # noqa: BLE001 - training continues without HTTP
-        _log.exception(Event.HTTP_FAILED)
-    finally:
-        bound.close()
 
 
 def bind(listener: Listener) -> socket.socket:

@@ -214,6 +214,7 @@ class Learner:
         self.lr: float = settings.lr
         """Learning rate after the warm-up."""
         self._settings = settings
+        self._max_grad_norm = math.inf if settings.max_grad_norm is None else settings.max_grad_norm
         self._clock = clock
         self._router_lr = router_lr
         self._groups = {name: self._new_groups(name) for name in self._banks}
@@ -358,7 +359,7 @@ class Learner:
             self.updates += 1
             self.hooks.before_update()
             self.optimizer.step(self.learning_rate)
-            self.hooks.after_update(clipped=max(1.0, norm / self._settings.max_grad_norm))
+            self.hooks.after_update(clipped=max(1.0, norm / self._max_grad_norm))
         self.optimizer.zero_grad()
         learned = [example.num_learned for example in examples]
         if rehearsal.examples:
@@ -469,7 +470,7 @@ class Learner:
 
     def _clip(self) -> Tensor:
         """Clip the gradients and return their norm, a scalar."""
-        return clip_grad_norm_(parameters_of(self.optimizer.active), self._settings.max_grad_norm)
+        return clip_grad_norm_(parameters_of(self.optimizer.active), self._max_grad_norm)
 
     def _adapters_of(self, slots: Sequence[int] | None) -> list[str]:
         """Return the adapters that the gradients of a batch can reach, in an order that a resumed run repeats."""

@@ -432,6 +432,7 @@ class RegimeGate:
                 backbone_loss=status.backbone_loss,
                 p_value=status.p_value,
                 canaries={row.slice: row.worst for row in self._gate.harmed(decision.canaries)},
+                harm={row.slice: round(row.loss - row.backbone_loss, 4) for row in decision.canaries},
             )
         self._decisions[regime.number] = (regime.weights_sha256, status)
         return RegimeDecision(regime, version, None, status)

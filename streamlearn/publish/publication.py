@@ -39,6 +39,7 @@ from safetensors.numpy import load, save
 
 from streamlearn.codec import from_arrays
 from streamlearn.errors import PublicationError
+from streamlearn.settings.faults import in_words
 from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
@@ -174,7 +175,7 @@ class Publication(_Model):
         except ValidationError as error:
             fault = error.errors()[0]
             at = ".".join(map(str, fault["loc"])) or "the publication"
-            raise PublicationError(f"{where}: {at}: {fault['msg'].removeprefix('Value error, ')}") from error
+            raise PublicationError(f"{where}: {at}: {in_words(fault)}") from error
 
     def to_bytes(self) -> bytes:
         """The content of `publication.json`."""

@@ -27,8 +27,8 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Rehearsal, Step
-from streamlearn.regimes.canaries import Canary, CanaryScores
-from streamlearn.regimes.holdout import DividedBatch, Forgetting, KeptRecord, Role, TimeBudget
+from streamlearn.regimes.canaries import Canary
+from streamlearn.regimes.holdout import DividedBatch, KeptRecord, Role
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
@@ -40,6 +40,7 @@ from streamlearn.regimes.route import (
     largest,
     measure_head_start,
 )
+from streamlearn.regimes.scoring import Scorer
 from streamlearn.settings import Settings
 from streamlearn.shift.describe import Place, word_at
 from streamlearn.shift.detector import NO_SLOT, Shift
@@ -85,12 +86,7 @@ class Regimes:
         self.monitor = Monitor(settings.shift, Featurizer(settings.seed, token_vectors))
         self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
-        self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
-        self.budget = TimeBudget(settings.holdout.time_share / 2)
-        """For scoring hold-out records and canaries; the other half is for `BackboneComparison`."""
-        self.canary_scores = CanaryScores(learner, canaries, pack_tokens=settings.stream.batch_tokens)
-        self._saved_at = -1
-        """Step of the newest snapshot."""
+        self.scorer = Scorer(learner, settings, canaries)
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.fallback.losses = self.state.start_losses
         self._router = RequestRouter(
@@ -265,7 +261,8 @@ class Regimes:
             report = replace(report, started_from=self.by_slot[start].number)
         self._discard(shift.slot)
         if learner.per_regime:
-            learner.add_regime(shift.slot, self._settings.seed * 1_000_003 + shift.regime, start=start)
+            seed = (self._settings.seed * 1_000_003 + shift.regime) % 2**63  # what torch takes
+            learner.add_regime(shift.slot, seed, start=start)
         learner.hooks.open(shift.slot, start=start)
         self.by_slot[shift.slot] = Regime(shift.regime, shift.slot, refused_return=report.refused_return, probed=probed)
         return report
@@ -303,7 +300,7 @@ class Regimes:
         if self._learner.per_regime:
             self._left.append(slot)  # the batch may have more of its records
         elif self.examples(slot):
-            self._score_at_end(slot)
+            self.scorer.score_at_end(self.by_slot[slot])
         regime = self.by_slot[slot]
         self._learner.hooks.leave(slot, [record.example for record in regime.probed])
         regime.probed = []
@@ -359,7 +356,7 @@ class Regimes:
         """Count the batch's records and give each its role."""
         for slot in dict.fromkeys(assigned.slots):  # with the weights and records of the segment's end
             if slot in self.by_slot and self.by_slot[slot].scores.ended:
-                self._score_at_end(slot)
+                self.scorer.score_at_end(self.by_slot[slot])
         roles, holdout = [], self._settings.holdout
         for slot, record, example in zip(assigned.slots, assigned.batch.records, assigned.batch.examples, strict=True):
             self.state.records += 1
@@ -415,7 +412,7 @@ class Regimes:
         """
         trained: Sequence[float] = ()
         if step is not None:
-            self.budget.trained(step.seconds)
+            self.scorer.budget.trained(step.seconds)
             if step.refusal is None:
                 trained = step.record_losses
                 part, slots = batch.part(Role.TRAINED)
@@ -514,69 +511,8 @@ class Regimes:
         return [routed.slot for routed in self.route(inputs)]
 
     def score_stalest(self, *, idle: bool) -> bool:
-        """Score the hold-out records or canaries of one regime when the time budget allows; return whether it did.
-
-        First the hold-out records of one whose segment ended, then the canaries of one that the newest snapshot has
-        changed, then the hold-out records of the one scored longest ago; nothing while all scores hold.
-        """
-        if not (idle or self.budget.affordable):
-            return False
-        regimes = [regime for _, regime in sorted(self.by_slot.items()) if regime.holdouts.records]
-        stale = [regime for regime in regimes if not self.forgetting.holds(regime.scores)]
-        regime = min(stale, key=lambda regime: (not regime.scores.ended, regime.scores.tried_at), default=None)
-        unwatched = None if regime is not None and regime.scores.ended else self._next_for_canaries()
-        if regime is None and unwatched is None:
-            return False
-        with self.budget.spending(idle=idle):
-            if unwatched is not None:
-                self._score_canaries(unwatched)
-            elif regime is not None:
-                self._score(regime, at_end=regime.scores.ended, idle=idle)
-        return True
-
-    def _next_for_canaries(self) -> Regime | None:
-        """The regime scored longest ago on the canaries of those that the newest snapshot has changed."""
-        if not self.canary_scores.canaries:
-            return None
-        changed = [regime for regime in self.by_slot.values() if regime.canaries_at < self._changed_by_snapshot(regime)]
-        return min(changed, key=lambda regime: (regime.canaries_at, regime.number), default=None)
-
-    def _changed_by_snapshot(self, regime: Regime) -> int:
-        """Step of the newest snapshot, or of the regime's last update if that was earlier."""
-        return min(self._saved_at, regime.scores.trained_at) if self._learner.per_regime else self._saved_at
-
-    def _score_canaries(self, regime: Regime) -> None:
-        regime.canaries, regime.canaries_at = self.canary_scores.measure(regime.slot), self._learner.number
-        regime.status = None
-        _log.debug(
-            Event.CANARIES_SCORED,
-            regime=regime.number,
-            step=regime.canaries_at,
-            harm={row.slice: round(row.loss - row.backbone_loss, 4) for row in regime.canaries},
-        )
-
-    def _score_at_end(self, slot: int) -> None:
-        """Score a regime whose segment ended, also where no time is left for it."""
-        with self.budget.spending():
-            self._score(self.by_slot[slot], at_end=True)
-
-    def _score(self, regime: Regime, *, at_end: bool = False, idle: bool = False) -> None:
-        examples = regime.holdouts.examples
-        scoring = self.forgetting.measure(regime.scores, regime.slot, examples, at_end=at_end)
-        regime.status = None
-        if scoring is None:
-            _log.warning(Event.HOLDOUT_NOT_FINITE, regime=regime.number, records=len(examples))
-            return
-        _log.debug(
-            Event.HOLDOUT_SCORED,
-            regime=regime.number,
-            step=scoring.step,
-            loss=round(scoring.loss, 4),
-            accuracy=round(scoring.accuracy, 4),
-            records=len(examples),
-            at_end=at_end,
-            idle=idle,
-        )
+        """See `Scorer.score_stalest`."""
+        return self.scorer.score_stalest(self.by_slot, idle=idle)
 
     def status(self) -> AdaptationStatus:
         """Regimes and shifts as they are published. Only regimes that changed are described again."""
@@ -594,10 +530,10 @@ class Regimes:
             regimes=tuple(sorted(published, key=lambda regime: regime.number)),
             shifts=self._shifts,
             num_shifts=MappingProxyType(num_shifts),
-            average_forgetting=self.forgetting.average_forgetting(past),
-            backward_transfer=self.forgetting.backward_transfer(past),
+            average_forgetting=self.scorer.forgetting.average_forgetting(past),
+            backward_transfer=self.scorer.forgetting.backward_transfer(past),
             probe_seconds=self.probe_seconds,
-            holdout_seconds=self.budget.spent_s,
+            holdout_seconds=self.scorer.budget.spent_s,
             adapters_in_memory=self._learner.cache.num_in_memory,
             adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
@@ -720,12 +656,12 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        self._saved_at = self._learner.number
+        self.scorer.saved_at = self._learner.number
         return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
-        self.state, self._saved_at = state, self._learner.number
+        self.state, self.scorer.saved_at = state, self._learner.number
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
         self.answers.state = state.answers

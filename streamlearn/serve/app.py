@@ -75,6 +75,7 @@ from streamlearn.serve.models import (
 from streamlearn.serve.openai import openai_routes
 from streamlearn.serve.openai_schemas import DEFAULT_NAME
 from streamlearn.settings import ServeSettings
+from streamlearn.settings.faults import in_words
 
 _log = get_logger("serve")
 
@@ -371,7 +372,7 @@ def _write_refusal(audit: AuditLog, verb: str, request: Request, why: str) -> No
 def _reason(error: Exception) -> str:
     """One line for the audit log, without the values that a validation found."""
     if isinstance(error, RequestValidationError):
-        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {in_words(fault)}" for fault in error.errors()[:5])
     return f"{type(error).__name__}: {error}"[:400]
 
 

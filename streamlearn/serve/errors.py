@@ -21,6 +21,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.http.guards import is_json, wrong_content_type
 from streamlearn.http.responses import ApiError, from_http, internal_error, unavailable, while_connected
 from streamlearn.jobs.queue import ExampleError, QueueClosedError, QueueFullError, Result
+from streamlearn.settings.faults import in_words, real_faults
 from streamlearn.status import UnknownRegimeError
 
 RETRY_AFTER_S = 5
@@ -74,8 +75,7 @@ def _allowed(request: Request) -> str:
 
 
 def _from_invalid(request: Request, error: RequestValidationError) -> ApiError:
-    faults = error.errors()
-    faults = [fault for fault in faults if fault["type"] != "too_short"] or faults  # a list with an invalid item
+    faults = real_faults(error)
     first = faults[0]
     if first["type"] == "json_invalid":
         message = f"the body must be JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
@@ -108,7 +108,7 @@ def _explain(fault: Mapping[str, Any], model: Any) -> str:
         return f"{where or 'body'}: required, found none"
     value = fault["input"]
     found = f", found {value!r}" if isinstance(value, str | int | float | bool) and len(str(value)) < 80 else ""
-    return f"{where or 'body'}: {fault['msg'].removeprefix('Value error, ')}{found}"
+    return f"{where or 'body'}: {in_words(fault)}{found}"
 
 
 def _models_in(annotation: Any) -> Any:

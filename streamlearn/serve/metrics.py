@@ -194,8 +194,8 @@ class StatusCollector(Collector):
     def _health(self, status: Status) -> Iterator[Metric]:
         ready = self._board.why_not_ready() is None
         yield gauge("ready", "1 while jobs are accepted; /readyz gives the reason when it is 0.", ready)
-        degraded = "1 while something cannot be written; /v1/status says what."
-        yield gauge("degraded", degraded, bool(status.degraded))
+        degraded = "1 while something cannot be written, or after a thread failed; /v1/status says what."
+        yield gauge("degraded", degraded, bool(status.faults))
         current = "1 for the current phase of the training loop: " + ", ".join(Phase) + "."
         yield gauges("phase", current, ["phase"], [([phase], status.phase is phase) for phase in Phase])
         beat = "When the training loop last reported, Unix time."

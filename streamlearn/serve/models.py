@@ -379,7 +379,7 @@ class StatusView(Progress):
     reason: str | None
     """Why the daemon is not ready; null when it is."""
     degraded: str | None
-    """Failed writes (snapshots, dead letters, journal) during which learning continues; null when nothing."""
+    """Failed writes (snapshots, dead letters, journal) and threads, while learning continues; null if none."""
     started_at: datetime
     """Start of the process."""
     heartbeat_age_s: float
@@ -435,7 +435,7 @@ def status_view(board: Board, jobs: JobsView, clock: Clock) -> StatusView:
         status,
         ready=reason is None,
         reason=reason,
-        degraded=status.degraded or None,
+        degraded=status.faults or None,
         started_at=_utc(status.started_at),
         heartbeat_age_s=round(board.heartbeat_age_s, 3),
         dead_letters=dict(status.dead_letters),

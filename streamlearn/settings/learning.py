@@ -1,7 +1,7 @@
 """Settings of the frozen model, its experts, their training, shift detection and consolidation."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -35,6 +35,7 @@ PresetName = Literal["streamlearn", "streamlearn-routed", "mh-moe", "cp-moe", "m
 Bias = Literal["none", "soft"]
 Accumulation = Literal["sum", "per_regime"]
 Importance = Literal["path", "transient"]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class AdapterSettings(Section):
@@ -88,7 +89,7 @@ class LearnerSettings(Section):
     lr_decay_updates: NonNegativeInt | None = None
     """Updates of an adapter after which its rate falls with the square root of their number, to a tenth at the lowest;
     0: never. By default 20 where each regime has its own adapter, and 0 for an adapter that all regimes share."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of AdamW's moments (MH-MoE A.3.4)."""
     eps: PositiveFloat = 1e-6
     """AdamW's epsilon (MH-MoE A.3.4)."""
@@ -122,8 +123,8 @@ class LearnerSettings(Section):
     ones, drawn from a sample of those that it was trained on. 0: no record is kept after its update."""
     rehearsal_records: PositiveInt = 64
     """Maximum records kept per regime for rehearsal. They are part of every snapshot."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Maximum global norm of the gradient; a larger one is scaled down to it."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Maximum global norm of the gradient; a larger one is scaled down to it. null: no maximum."""
     activation_checkpointing: bool = False
     """Whether a training pass keeps only the inputs of the decoder's layers, and computes each layer again in the
     backward pass: much less memory, more time. Freed memory then goes back to the system at once. It does not change

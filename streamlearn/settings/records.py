@@ -9,9 +9,9 @@ import string
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from streamlearn.settings.section import Section, check_token, server_urls
+from streamlearn.settings.section import RequestSeconds, Section, check_token, server_urls
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Ignorable = Literal["ignore", "dead_letter"]
@@ -97,7 +97,7 @@ class RegistrySettings(Section):
     """PEM file of the CAs that may sign its certificate; by default the system's CAs."""
     allow_plaintext: bool = False
     """Whether credentials may be sent over plain HTTP to another machine."""
-    timeout_s: PositiveFloat = 5.0
+    timeout_s: RequestSeconds = 5.0
     """Maximum time of a request, seconds; it is made three times before the daemon stops."""
 
     @field_validator("url")

@@ -3,16 +3,45 @@
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+INT64_MAX = 2**63 - 1
+
+Seconds = Annotated[float, Field(gt=0, le=10**9)]
+"""A duration of at most 31 years: locks wait for `threading.TIMEOUT_MAX`, 292 years, at most."""
+RequestSeconds = Annotated[float, Field(gt=0, le=2 * 10**6)]
+"""The timeout of a socket, at most 23 days: poll(2) counts milliseconds in 32 bits."""
+Int32 = Annotated[int, Field(gt=0, lt=2**31)]
+"""A number that Kafka's protocol has 32 bits for."""
 
 
 class Section(BaseModel):
-    """One package's settings: frozen; unknown keys are errors."""
+    """One package's settings: frozen; unknown keys are errors, a section without a value is absent, numbers are finite.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    Integers fit into 64 bits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_sections(cls, values: Any) -> Any:
+        """Leave out sections whose keys are all commented out, which YAML reads as null."""
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields
+        empty = {key for key, value in values.items() if value is None and key in fields}
+        return {key: values[key] for key in values if key not in empty or section_type(fields[key].annotation) is None}
+
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > INT64_MAX:
+            raise ValueError(f"expected a number of at most {INT64_MAX}")
+        return value
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
@@ -52,7 +81,7 @@ def server_urls(urls: Iterable[str]) -> tuple[str, ...]:
         if not _is_server_url(url):
             raise ValueError(
                 "expected http://HOST:PORT or https://HOST:PORT without a path, a password or a query, found "
-                + _without_password(url)
+                + shown_server(url)
             )
         found.append(url.rstrip("/"))
         if found[-1] in found[:-1]:
@@ -78,6 +107,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def shown_server(url: str) -> str:
+    """A wrong URL or host as messages show it: without what may be user information or a query.
+
+    >>> shown_server("http://me:secret@a/?token=secret")
+    '...@a/'
+    """
+    return re.sub(r"(?s).*@", "...@", url).partition("?")[0]
+
+
 def _is_server_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -86,11 +124,6 @@ def _is_server_url(url: str) -> bool:
         return False
     only_host = parts.username is None and parts.path in ("", "/") and not {"?", "#"} & set(url)
     return parts.scheme in ("http", "https") and bool(parts.hostname) and only_host
-
-
-def _without_password(url: str) -> str:
-    """A URL as it may be shown."""
-    return re.sub(r"//[^/@]*@", "//...@", url)
 
 
 def _is_address(text: str) -> bool:

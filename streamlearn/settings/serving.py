@@ -9,14 +9,22 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     StringConstraints,
     field_validator,
     model_validator,
 )
 
-from streamlearn.settings.section import Section, check_token, host_name, is_loopback, server_urls
+from streamlearn.settings.section import (
+    RequestSeconds,
+    Seconds,
+    Section,
+    check_token,
+    host_name,
+    is_loopback,
+    server_urls,
+    shown_server,
+)
 
 ServerUrls = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(server_urls)]
 
@@ -75,9 +83,9 @@ class SnapshotSettings(Section):
 
     every_records: PositiveInt = 1000
     """Records between snapshots."""
-    every_s: PositiveFloat = 300.0
+    every_s: Seconds = 300.0
     """Seconds between snapshots, if any record was trained on since the last one."""
-    max_age_s: PositiveFloat = 3600.0
+    max_age_s: Seconds = 3600.0
     """Maximum time that writes to the disk or the dead-letter topic may fail. Learning continues until then; after it
     the daemon stops with exit code 74. No data is lost: a restart resumes from the last snapshot."""
     keep: int = Field(default=3, ge=2)
@@ -107,7 +115,7 @@ class ServeSettings(ListenSettings):
     """Address of the health listener."""
     queue_size: PositiveInt = 8
     """Maximum number of queued jobs; further requests get 503 with Retry-After."""
-    eval_budget_s: PositiveFloat = 0.5
+    eval_budget_s: Seconds = 0.5
     """Maximum pause of training for jobs between two steps."""
     max_examples: PositiveInt = 1024
     """Maximum number of examples per evaluation request."""
@@ -130,7 +138,7 @@ class ServeSettings(ListenSettings):
 class DistributedSettings(Section):
     """A run in several processes, which torchrun starts. In one process they have no effect."""
 
-    timeout_s: float = Field(default=150.0, ge=40.0)
+    timeout_s: float = Field(default=150.0, ge=40, le=10**6)
     """Maximum seconds until all processes have ended after one of them died or hangs. 30 of them are torchrun's,
     between SIGTERM and SIGKILL. Half of the others must exceed the longest step, probe or snapshot."""
 
@@ -180,9 +188,9 @@ class GatewaySettings(ListenSettings):
     """File with the bearer token of the upstreams, readable by its owner only."""
     allow_plaintext: bool = False
     """Whether that token may be sent over plain HTTP to other machines."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: RequestSeconds = 600.0
     """Maximum time between two parts of an upstream's answer."""
-    stop_timeout_s: PositiveFloat = 600.0
+    stop_timeout_s: RequestSeconds = 600.0
     """Maximum time for which a stopping gateway finishes requests."""
 
     @model_validator(mode="after")
@@ -216,11 +224,11 @@ class VllmSettings(Section):
     """File with the API key of the replicas (vllm serve --api-key)."""
     allow_plaintext: bool = False
     """Whether the key may be sent over plain HTTP to other machines."""
-    timeout_s: PositiveFloat = 60.0
+    timeout_s: RequestSeconds = 60.0
     """Maximum time for a replica to load an adapter, seconds."""
-    interval_s: PositiveFloat = 5.0
+    interval_s: Seconds = 5.0
     """Interval at which replicas are asked what they have loaded, seconds; each then gets what it lacks."""
-    drain_s: PositiveFloat = 30.0
+    drain_s: Seconds = 30.0
     """Time after which a version that was replaced is unloaded, seconds: requests that began before may still use
     it."""
 
@@ -260,10 +268,11 @@ class PublishSettings(Section):
     level: float = Field(default=0.05, gt=0.0, lt=0.5)
     """Level of the paired test on the hold-out records: the probability that a version that is no worse is held back. A
     higher level detects smaller damage."""
-    max_canary_harm: NonNegativeFloat = 0.0
+    max_canary_harm: NonNegativeFloat = 0.1
     """Rise of the mean loss on a slice of holdout.canaries, over that of the untouched backbone, that is accepted, nats
     per token. A version is held back as worse_on_canary if the paired test finds a larger one on any slice. The test of
-    each is at level / number of slices, so a version without more harm is held back with at most probability level."""
+    each is at level / number of slices, so a version without more harm is held back with at most probability level. At
+    0 most adapters for a narrow task are held back: they change other text a little."""
     min_holdout_records: PositiveInt = 5
     """Hold-out records that a regime must have before its first version is published."""
     time_share: float = Field(default=0.05, gt=0.0, le=0.5)
@@ -299,15 +308,19 @@ class MlflowSettings(Section):
     """File with a bearer token."""
     allow_plaintext: bool = False
     """Whether the token may be sent over plain HTTP to another machine."""
-    timeout_s: PositiveFloat = 10.0
+    timeout_s: RequestSeconds = 10.0
     """Maximum time of a request, seconds. Training never waits for one."""
 
     @field_validator("uri")
     @classmethod
     def _is_url(cls, uri: str) -> str:
         parts = urlsplit(uri)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ValueError(f"expected a server's URL such as http://127.0.0.1:5000, without password, found {uri}")
+        holds_more = parts.username is not None or {"?", "#"} & set(uri)
+        if parts.scheme not in ("http", "https") or not parts.hostname or holds_more:
+            raise ValueError(
+                "expected a server's URL such as http://127.0.0.1:5000, without a password or a query, found "
+                + shown_server(uri)
+            )
         return uri.rstrip("/")
 
     @model_validator(mode="after")
@@ -324,6 +337,6 @@ class TrackSettings(Section):
     """Folder of TensorBoard event files, relative to the configuration file; needs the extra tensorboard."""
     mlflow: MlflowSettings | None = None
     """MLflow server."""
-    interval_s: PositiveFloat = 5.0
+    interval_s: Seconds = 5.0
     """Interval at which the published status is read, seconds. Hold-out scorings and shifts in between are written
     too."""

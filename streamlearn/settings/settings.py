@@ -1,6 +1,5 @@
 """The whole configuration: its sections, how it is loaded, and the part of it that a snapshot depends on."""
 
-import difflib
 import hashlib
 import os
 import re
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import orjson
-import yaml
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from streamlearn.errors import ConfigError
+from streamlearn.settings.faults import faults
 from streamlearn.settings.learning import (
     AdapterSettings,
     BackboneSettings,
@@ -24,7 +22,7 @@ from streamlearn.settings.learning import (
     ShiftSettings,
 )
 from streamlearn.settings.records import RecordsSettings
-from streamlearn.settings.section import Section, section_type
+from streamlearn.settings.section import Section
 from streamlearn.settings.serving import (
     DistributedSettings,
     LogSettings,
@@ -34,21 +32,11 @@ from streamlearn.settings.serving import (
     TrackSettings,
 )
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
+from streamlearn.settings.values import Environment, merged, read_yaml
 
-ENV_PREFIX = "STREAMLEARN_"
 
-
-class Settings(BaseSettings):
+class Settings(Section):
     """The sections and top-level keys of a configuration file."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
-    )
 
     state: Path = Path("state")
     """Folder of snapshots, journal and lock; relative to the configuration file. One daemon per folder."""
@@ -108,19 +96,6 @@ class Settings(BaseSettings):
                     "dead letters would be read as records"
                 )
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment variables, then the values that `load` read from YAML; no .env files, no secrets folder."""
-        del settings_cls, dotenv_settings, file_secret_settings
-        return env_settings, init_settings
 
 
 WARMUP_TOKENS = {False: 10_000, True: 100_000}
@@ -197,146 +172,69 @@ def load(path: Path) -> Settings:
     if packaged is not None:
         path = packaged_config(packaged)
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506, TID251 - a SafeLoader
+        raw = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {_fault(error)}") from None  # the error itself quotes the line
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
+    raw = {key: value for key, value in raw.items() if not key.startswith("x-")}
+    folder = folder_of(path)
     if packaged is not None:
-        raw = with_absolute_paths(raw, path.resolve().parent)
-    unknown = [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and not _env_name_is_known(name)]
-    if unknown:
-        raise ConfigError("\n".join(f"{name}: unknown environment variable, {_nearest_env(name)}" for name in unknown))
-    settings = checked(raw, path.resolve().parent if packaged is None else Path.cwd(), name=f"{path}: ")
-    if settings.source.jsonl is not None and settings.dead_letter_file == settings.source.jsonl.path:
+        raw, folder = with_absolute_paths(raw, folder), Path.cwd()
+    settings = checked(raw, folder, file=f"{path}")
+    source = settings.source.jsonl
+    dead = settings.dead_letter_file
+    if source is not None and dead is not None and os.path.realpath(dead) == os.path.realpath(source.path):
         raise ConfigError(
-            f"{path}: dead letters must not be written to source.jsonl.path, found {settings.dead_letter_file}: they "
-            "would be read as records; set dead_letters.file to another file"
+            f"{path}: dead letters must not be written to source.jsonl.path, found {dead}: they would be read as "
+            "records; set dead_letters.file to another file"
         )
     return settings
 
 
-def checked(values: Mapping[str, Any], folder: Path, *, name: str = "") -> Settings:
+def folder_of(path: Path) -> Path:
+    """The folder that relative paths in a configuration start at: that of the file as it was named.
+
+    Links are not followed: a Kubernetes ConfigMap's files are links into a folder that every update renames. Those of a
+    pipe start at the current directory.
+    """
+    absolute = os.path.abspath(path)
+    is_pipe = re.match(r"/dev/(stdin$|fd/)|/proc/.+/fd/", absolute)
+    return Path.cwd() if is_pipe else Path(absolute).parent
+
+
+def checked(values: Mapping[str, Any], folder: Path, *, file: str = "") -> Settings:
     """Check the values of a configuration, with those of the environment, and make its paths absolute from `folder`.
 
     Raises:
-        ConfigError: a key is wrong; a line for each begins with `name`.
+        ConfigError: a key is wrong; the line for each begins with `file`, or with the variable that set it.
     """
+    environment = Environment.read(os.environ, Settings)
     try:
-        settings = Settings(**values)
+        settings = Settings.model_validate(merged(values, environment.values))
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{name}{line}" for line in explain(error))) from None  # it quotes what was found
-    except SettingsError as error:
-        raise ConfigError(f"expected JSON in the environment variable of a section or list: {error}") from None
+        found = [(environment.origin(path, line, file), line) for path, line in faults(error, Settings)]
+        lines = [f"{origin}: {line}" if origin else line for origin, line in found]
+        raise ConfigError("\n".join(lines)) from None  # it quotes what was found
     return _resolved(settings, folder)
 
 
-def explain(error: ValidationError, *section: str) -> list[str]:
-    """One line per fault of a configuration, or of a section: dotted key, what is wrong and was found, nearest key."""
-    lines = []
-    for fault in error.errors():
-        location = [*section, *(part for part in fault["loc"] if isinstance(part, str))]
-        key = ".".join(location)
-        if fault["type"] == "extra_forbidden":
-            *parents, name = location
-            known = _section_keys(parents)
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            options = f"did you mean {'.'.join([*parents, near[0]])}?" if near else f"known keys: {', '.join(known)}"
-            lines.append(f"{key}: unknown key, {options}")
-        elif fault["type"] == "missing":
-            lines.append(f"{key}: required, but missing")
-        else:
-            value = fault["input"]
-            scalar = isinstance(value, str | int | float | bool) and _may_be_shown(location)
-            message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{key or 'configuration'}: {message}" + (f", found {value!r}" if scalar else ""))
-    return lines
-
-
-def _may_be_shown(location: list[str]) -> bool:
-    """Whether a message may quote a wrong value: only one of a plain setting that is no secret."""
-    *parents, name = location or [""]
-    section = _section_model(parents)
-    field = section.model_fields.get(name) if section else None
-    return field is not None and section_type(field.annotation) is None and "password" not in name
-
-
-def _fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """The fault and its place, without quoting the file: the text may be a secret."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return str(error)
-    steps = ((error.context, error.context_mark), (error.problem, error.problem_mark))
-    return ", ".join(
-        re.sub(r"'.+'|\".+\"", "...", text) + (f" in line {mark.line + 1}, column {mark.column + 1}" if mark else "")
-        for text, mark in steps
-        if text
-    )
-
-
-def _section_keys(path: list[str]) -> list[str]:
-    model = _section_model(path)
-    return list(model.model_fields) if model else []
-
-
-def _section_model(path: list[str]) -> type[BaseModel] | None:
-    model: type[BaseModel] = Settings
-    for name in path:
-        field = model.model_fields.get(name)
-        inner = section_type(field.annotation) if field else None
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def _env_name_is_known(name: str) -> bool:
-    *parents, last = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
-    return last in _section_keys(parents)
-
-
-def _nearest_env(name: str) -> str:
-    parts = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
-    for depth in range(len(parts)):
-        known = _section_keys(parts[:depth])
-        if parts[depth] not in known:
-            near = difflib.get_close_matches(parts[depth], known, n=1, cutoff=0.5)
-            if near:
-                right = "__".join([*parts[:depth], near[0], *parts[depth + 1 :]]).upper()
-                return f"did you mean {ENV_PREFIX}{right}?"
-            return f"known keys: {', '.join(known) or 'none'}"
-    return "which names a section, not a value"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML in which dots in keys become underscores and a duplicate key is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping, refusing duplicate keys."""
-        seen: dict[str, yaml.Mark] = {}
-        for key_node, _ in node.value:
-            key = str(self.construct_object(key_node, deep=True)).replace(".", "_")
-            if key in seen:
-                raise yaml.MarkedYAMLError(
-                    f"first {key}", seen[key], f"duplicate key {key}; keep one", key_node.start_mark
-                )
-            seen[key] = key_node.start_mark
-        values: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return {str(key).replace(".", "_"): value for key, value in values.items()}
-
-
 def _resolved(settings: Settings, folder: Path) -> Settings:
-    """Make relative paths absolute, starting at the configuration file's folder."""
+    """Make relative paths absolute, starting at `folder`, without following links."""
+
+    def absolute(path: str | Path) -> Path:
+        return Path(os.path.abspath(folder / Path(path).expanduser()))
 
     def visit(section: BaseModel) -> dict[str, Any]:
         changed: dict[str, Any] = {}
         for name in type(section).model_fields:
             value = getattr(section, name)
             if isinstance(value, Path):
-                changed[name] = (folder / value.expanduser()).resolve()
+                changed[name] = absolute(value)
             elif isinstance(value, tuple) and value and isinstance(value[0], Path):
-                changed[name] = tuple((folder / path.expanduser()).resolve() for path in value)
+                changed[name] = tuple(map(absolute, value))
             elif isinstance(value, Section):
                 changed[name] = value.model_copy(update=visit(value))
         return changed
@@ -346,8 +244,7 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
         section = getattr(settings, name)
         value = getattr(section, key)
         if value is not None and value.startswith(("./", "../", "/", "~")):
-            path = (folder / Path(value).expanduser()).resolve()
-            changed[name] = section.model_copy(update={key: str(path)})
+            changed[name] = section.model_copy(update={key: str(absolute(value))})
     return settings.model_copy(update=changed)
 
 

@@ -5,15 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import PositiveInt, SecretStr, WithJsonSchema, field_validator, model_validator
 
-from streamlearn.settings.section import Section, is_loopback
+from streamlearn.settings.section import Int32, Seconds, Section, is_loopback, shown_server
 
 _KAFKA_REFUSED = {
     "enable_auto_commit": "offsets are committed after each snapshot; remove the key",
@@ -93,22 +87,30 @@ class KafkaSettings(Section):
     """What to do if retention deleted untrained records: stop (fail), or continue at the earliest or latest offset."""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """read_uncommitted also reads records of open and aborted transactions."""
-    request_timeout_ms: PositiveInt = 30_000
+    request_timeout_ms: Int32 = 30_000
     """Timeout of a request to a broker, milliseconds."""
-    max_poll_records: PositiveInt = 500
+    max_poll_records: Int32 = 500
     """Maximum records per poll."""
-    max_partition_fetch_bytes: PositiveInt = 1 << 20
+    max_partition_fetch_bytes: Int32 = 1 << 20
     """Maximum bytes per partition and fetch request."""
-    fetch_max_bytes: PositiveInt = 8 << 20
+    fetch_max_bytes: Int32 = 8 << 20
     """Maximum bytes per fetch request."""
     max_decompressed_bytes: PositiveInt = 256 << 20
     """Maximum decompressed size of a record batch, bytes; a larger batch is treated as unreadable."""
-    metadata_max_age_ms: PositiveInt = 60_000
+    metadata_max_age_ms: Int32 = 60_000
     """Interval at which topics are checked for new partitions, milliseconds."""
-    stall_timeout_s: PositiveFloat = 60.0
+    stall_timeout_s: Seconds = 60.0
     """Time without a record, despite lag, after which the consumer is rebuilt, seconds."""
-    lag_interval_s: PositiveFloat = 10.0
+    lag_interval_s: Seconds = 10.0
     """Interval at which end offsets are requested to compute lag, seconds."""
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _are_hosts(cls, servers: str) -> str:
+        for server in servers.split(","):
+            if not re.fullmatch(r"(\w+://)?[\w.:%\[\]-]*", server.strip()):
+                raise ValueError(f"expected host:port of brokers, separated by commas, found {shown_server(servers)}")
+        return servers
 
     @model_validator(mode="before")
     @classmethod
@@ -202,17 +204,21 @@ class KafkaSettings(Section):
                 "sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret.file"
             )
         if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ValueError(f"sasl.oauthbearer.token.endpoint.url must be https, found {url}: it receives the secret")
+            found = shown_server(url)
+            raise ValueError(
+                f"sasl.oauthbearer.token.endpoint.url must be https, found {found}: it receives the secret"
+            )
 
 
 class JsonlSettings(Section):
     """A JSONL file as a stream: one record per line, gzip if the name ends in .gz."""
 
     path: Path
-    """Path of the file, relative to the configuration file."""
+    """Path of the file, relative to the configuration file. A restart continues in a file of the same name and first
+    line; one of another name is read from its beginning."""
     follow: bool = False
     """Whether to wait for appended lines at the end of the file instead of stopping; not with gzip."""
-    poll_interval_s: PositiveFloat = 0.2
+    poll_interval_s: Seconds = 0.2
     """Interval at which a followed file is checked for new lines, seconds."""
 
     @model_validator(mode="after")
@@ -278,7 +284,7 @@ class StreamSettings(Section):
     """Maximum tokens per batch; a record that would exceed it starts the next batch."""
     batch_records: PositiveInt = 8
     """Maximum records per batch."""
-    linger_s: PositiveFloat | None = 60.0
+    linger_s: Seconds | None = 60.0
     """Time without a new record after which all that was read is trained on, seconds; null waits for more records
     without a limit. If records come further apart than this, each is a batch of its own, and a shift is found only
     after its first records."""

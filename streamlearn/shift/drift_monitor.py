@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from streamlearn.errors import ConfigError, Reason, RecordError
 from streamlearn.model_files import embedding_rows, fetch, load_tokenizer, pinned, text_folder
 from streamlearn.settings import BackboneSettings, ShiftSettings
-from streamlearn.settings.settings import explain
+from streamlearn.settings.faults import explain
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.features import CHUNK, Featurizer, token_vectors
 from streamlearn.shift.monitor import AssignedBatch, Monitor
@@ -85,7 +85,7 @@ class DriftMonitor:
         try:
             settings = ShiftSettings(**shift)
         except ValidationError as error:
-            raise ConfigError("\n".join(explain(error, "shift"))) from None
+            raise ConfigError("\n".join(explain(error, ShiftSettings, "shift"))) from None
         vectors = None if embeddings is None else token_vectors(_chunks(embeddings))
         if isinstance(tokenizer, str | Path):
             model = str(tokenizer)

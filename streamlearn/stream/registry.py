@@ -24,6 +24,7 @@ import httpx2
 
 from streamlearn.errors import ConfigError, CredentialsError, Reason, RecordError, SourceError
 from streamlearn.http.guards import read_token
+from streamlearn.secret_files import read_secret
 from streamlearn.settings import RegistrySettings, StreamSettings
 from streamlearn.stream.parse import check_tree, parse
 
@@ -54,7 +55,7 @@ class SchemaRegistry:
         if settings.token_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(settings.token_file, min_chars=1)}"
         elif settings.username is not None and settings.password_file is not None:
-            self._auth = (settings.username, read_token(settings.password_file, min_chars=1))
+            self._auth = (settings.username, read_secret(settings.password_file, what="password"))
         try:
             self._verify = ssl.create_default_context(cafile=settings.cafile)
         except OSError as error:

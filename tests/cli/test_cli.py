@@ -45,7 +45,7 @@ check-config
 doctor
 version
 """
-HEAVY = ("torch", "transformers", "pydantic_settings", "fastapi", "numpy", "kafka")
+HEAVY = ("torch", "transformers", "streamlearn.settings", "fastapi", "numpy", "kafka")
 
 
 def invoke(*arguments: str, width: int = 80) -> str:
@@ -91,16 +91,34 @@ def test_versions_name_what_decides_a_result() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
-def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+NO_CONFIG = ("--config", "/nowhere/config.yaml")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["run", "--help"],
+        ["version"],
+        ["run", *NO_CONFIG],
+        ["check-config", *NO_CONFIG],
+        ["doctor", *NO_CONFIG],
+        ["export", "--all", "--out", "out", *NO_CONFIG],
+    ],
+    ids=" ".join,
+)
+def test_help_versions_and_a_missing_configuration_import_nothing_heavy(arguments: list[str]) -> None:
     """They answer at once."""
+    heavy = [name for name in HEAVY if name != "streamlearn.settings" or "/nowhere/config.yaml" not in arguments]
     script = (
         f"import sys; sys.argv = ['streamlearn', *{arguments!r}]\n"
         "from streamlearn.cli.main import main\n"
         "try: main()\n"
-        f"finally: print('heavy', [name for name in {HEAVY!r} if name in sys.modules])\n"
+        f"finally: print('heavy', [name for name in {heavy!r} if name in sys.modules])\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert ended.returncode == (78 if "--config" in arguments else 0), ended.stderr
     assert ended.stdout.endswith("heavy []\n")
 
 

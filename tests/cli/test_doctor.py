@@ -120,7 +120,7 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
         (
             {"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}},
             "trackers",
-            "track.mlflow.token_file /nowhere/key must be readable",
+            "/nowhere/key: the token cannot be read",
             78,
         ),
         ({"serve": {"port": 0, "token_file": "/nowhere/token"}}, "http", "token cannot be read", 78),
@@ -290,6 +290,7 @@ def test_a_certificate_that_tls_cannot_use_is_found(make: Make, tmp_path: Path) 
     """A file that exists but is not PEM."""
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("not PEM")
+        (tmp_path / name).chmod(0o600)
     tls = {"tls_certfile": tmp_path / "cert.pem", "tls_keyfile": tmp_path / "key.pem"}
     found = examined(make(serve={"port": 0, **tls}))["http"]
     assert (found.level, found.exit_code) == (Level.FAILED, 78)
@@ -403,7 +404,7 @@ def test_a_pinned_hub_model_is_not_fetched(tmp_path: Path, monkeypatch: pytest.M
         ({"holdout": {"every_records": 0}, "publish": {}}, r"found holdout\.every_records 0"),
         ({"publish": {"min_holdout_records": 10}, "holdout": {"records_per_regime": 5}}, "min_holdout_records must be"),
         ({"publish": {"vllm": {"replicas": ["http://[::1]:1"], "token_file": "/nowhere/key"}}}, "/nowhere/key: the"),
-        ({"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}}, r"track\.mlflow\.token_file"),
+        ({"track": {"mlflow": {"uri": "http://[::1]:1", "token_file": "/nowhere/key"}}}, "/nowhere/key: the"),
     ],
 )
 def test_what_cannot_be_published_or_tracked_is_refused(

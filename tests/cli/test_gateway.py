@@ -17,12 +17,12 @@ OPTIONS = {"published": Path("p"), "upstreams": ("http://10.0.0.1:8000",)}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"upstreams": ("10.0.0.1",)}, "upstreams expected http://HOST:PORT"),
+        ({"upstreams": ("10.0.0.1",)}, "upstreams: expected http://HOST:PORT"),
         ({"upstreams": ()}, "give --upstream URL, --upstream-dns HOST:PORT, or both"),
-        ({"upstream_dns": "vllm"}, "upstream_dns String should match"),
+        ({"upstream_dns": "vllm"}, "upstream_dns: expected text of the form"),
         ({"upstream_dns": "vllm:8000", "upstream_token_file": Path("t")}, "plain HTTP to another machine"),
-        ({"canary": "110%"}, "canary Input should be less than or equal to 1"),
-        ({"canary": "0%"}, "canary Input should be greater than 0"),
+        ({"canary": "110%"}, "canary: expected at most 1, found"),
+        ({"canary": "0%"}, "canary: expected more than 0, found"),
         ({"host": "0.0.0.0"}, "not a loopback address"),  # noqa: S104
         ({"tls_certfile": Path("c")}, "tls_certfile and tls_keyfile belong together"),
     ],

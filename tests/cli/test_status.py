@@ -15,7 +15,7 @@ from streamlearn.cli.main import app
 from streamlearn.cli.options import TextConsole
 from streamlearn.errors import SourceError
 from streamlearn.settings import Settings
-from streamlearn.status import Phase, PublicationStatus, RegimePublication, RegimeStatus, Status
+from streamlearn.status import Phase, PublicationStatus, RegimePublication, RegimeStatus, SliceScore, Status
 from tests.serve.doubles import ADAPTATION, FIRST_SHIFT, RUNNING, SECOND_SHIFT, Daemon
 
 
@@ -66,6 +66,24 @@ def test_names_and_frozen_regimes_have_a_column_where_there_are_any(daemon: Daem
     assert row(text, "1", "frozen")[2:] == ["100", "2", "5", "1.250", "0.500", "0.750", "0.625", "40"]
     assert row(text, "*", "3") == ["*", "3", "orders", "EU", "250", "1", "0", "-", "-", "-", "-", "-"]
     assert {"name", "training"} <= set(text.split())
+
+
+def test_canaries_are_shown_with_the_largest_harm_first(daemon: Daemon) -> None:
+    """And with the records that it is seen by; without canaries there is no such table."""
+    assert "canaries" not in shown(daemon)
+    rows = (SliceScore("general", 9, 1.5, 1.75), SliceScore("safety", 8, 2.5, 2.0, worst=("safety.jsonl:3",)))
+    regimes = (replace(ADAPTATION.regimes[0], canaries=rows, canaries_step=40),)
+    daemon.board.publish(replace(RUNNING, adaptation=replace(ADAPTATION, regimes=regimes)))
+    text = shown(daemon)
+    assert row(text, "1", "safety") == ["1", "safety", "8", "2.500", "2.000", "+0.500", "40", "safety.jsonl:3"]
+    assert text.index("safety") < text.index("general")
+
+
+def test_a_version_that_harms_a_slice_names_it() -> None:
+    """The slice with the smallest p-value, and its records."""
+    rows = (SliceScore("general", 9, 1.5, 1.75, 0.9), SliceScore("safety", 8, 2.5, 2.0, 0.001, ("safety.jsonl:3",)))
+    held_back = RegimePublication(1, None, "worse_on_canary", canaries=rows)
+    assert overview._newest(held_back) == "held back: worse on canaries, slice safety (safety.jsonl:3)"
 
 
 def test_shifts_show_evidence_and_cost(daemon: Daemon) -> None:

@@ -93,9 +93,10 @@ def test_the_token_is_created_once_and_readable_by_its_owner_only(tmp_path: Path
     ("content", "mode", "message"),
     [
         (TOKEN, 0o640, "readable by its owner only, found mode 640"),
-        ("short", 0o600, "at least 32 printable characters without spaces, found 5"),
+        ("short", 0o600, "at least 32 printable ASCII characters without spaces, found 5"),
         ("a b" * 20, 0o600, "without spaces"),
-        ("é" * 40, 0o600, "cannot be read"),
+        ("é" * 40, 0o600, "printable ASCII"),
+        ("\n" + TOKEN, 0o600, "in the first line, found nothing"),
         (None, 0o600, "cannot be read"),
     ],
 )
@@ -106,3 +107,30 @@ def test_an_unsafe_or_missing_token_is_refused(tmp_path: Path, content: str | No
         path.chmod(mode)
     with pytest.raises(ConfigError, match=message):
         obtain_token(settings(tmp_path, token_file=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("is_own", "mode", "allowed"),
+    [
+        *((is_own, mode, True) for is_own in (True, False) for mode in (0o600, 0o400)),
+        *((False, mode, True) for mode in (0o440, 0o640)),
+        *((True, mode, False) for mode in (0o440, 0o640, 0o610)),
+        *((is_own, mode, False) for is_own in (True, False) for mode in (0o604, 0o644, 0o620, 0o601, 0o460)),
+    ],
+)
+def test_the_group_may_read_a_secret_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool, mode: int, allowed: bool
+) -> None:
+    """As PostgreSQL has it for its key: root gives a file to a service by its group. Nobody else may."""
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(mode)
+    owner = path.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner if is_own else owner + 1)
+    if allowed:
+        assert obtain_token(settings(tmp_path, token_file=str(path))) == TOKEN
+    else:
+        with pytest.raises(
+            ConfigError, match=rf"expected a file readable by its owner .*found mode {mode:o}; run chmod"
+        ):
+            obtain_token(settings(tmp_path, token_file=str(path)))

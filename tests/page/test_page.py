@@ -57,9 +57,11 @@ def test_it_shows_what_the_endpoints_say(watched: Watched, run: WatchedRun) -> N
             f"{shift['declared_at'] - shift['onset']}",
         )
         assert all(figure in row.split() for figure in evidence)
+        assert f"Came: {', '.join(shift['tokens_came'])}." in row
     regimes = run.get("v1/regimes")["regimes"]
     assert page.locator("#regime-table tbody tr").count() == len(regimes) == 3
     assert all(f"{regime['records']}" in text_of(page, "#regime-table") for regime in regimes)
+    assert page.locator("#canary-table tbody tr").count() == len(regimes)
     assert page.locator("#dead-letters > div > .scroll tbody tr").count() == len(UNUSABLE)
     assert [text_of(page, f"#ribbon li:nth-child({n}) [aria-hidden]") for n in (1, 2, 3, 4)] == ["1", "2", "3", "1"]
     assert page.locator("#matrix tbody tr").count() == 4

@@ -31,6 +31,7 @@ class WatchedRun:
         self.url = f"http://127.0.0.1:{self.port}/"
         self._stream = folder / "stream.jsonl"
         self._stream.touch()
+        (folder / "general.jsonl").write_bytes(b'{"text": "hello world"}\n')
         self.daemon = process(
             folder / "daemon",
             {
@@ -39,7 +40,11 @@ class WatchedRun:
                 "backbone": {"model": backbone or str(tiny_backbone(folder / "backbone")), "dtype": "float32"},
                 "adapter": {"num_heads": 4},
                 "learner": {"lr": 1e-2},
-                "holdout": {"every_records": 10, "time_share": 0.5},
+                "holdout": {
+                    "every_records": 10,
+                    "time_share": 0.5,
+                    "canaries": [str((folder / "general.jsonl").resolve())],
+                },
                 "probe": {"similarity_tokens": 256},
                 "snapshot": {"every_records": 100},
                 "serve": {"port": self.port},

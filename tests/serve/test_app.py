@@ -151,7 +151,7 @@ def test_the_loop_receives_the_examples_and_prompts_unchanged(daemon: Daemon, cl
             {"prompts": [{"messages": [{"role": "user", "contnt": "a", "content": "a"}]}]},
             "prompts[0].messages[0].contnt: unknown field, did you mean content?",
         ),
-        ("/v1/eval", [], "body: Input should be"),
+        ("/v1/eval", [], "body: expected a mapping of keys to values"),
     ],
 )
 def test_an_invalid_request_names_the_field(client: httpx2.Client, path: str, body: Any, message: str) -> None:

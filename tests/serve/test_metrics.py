@@ -3,7 +3,7 @@ from dataclasses import replace
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamlearn.status import ANSWERED_BY, Phase, Status
+from streamlearn.status import ANSWERED_BY, Phase, SliceScore, Status
 
 from .doubles import RUNNING, Daemon
 
@@ -60,6 +60,16 @@ def test_metrics_equal_the_published_status(client: httpx2.Client) -> None:
     assert of(samples, "regime_loss_nats", regime="1") == 1.25
     labels = {"backbone": "builtin:nano", "dtype": "float32", "device": "cpu", "preset": "mh-moe"}
     assert of(samples, "build_info", **labels, streamlearn="0.1.0", kafka_python="3.0.12") == 1
+
+
+def test_canaries_have_a_loss_by_regime_and_slice(daemon: Daemon, client: httpx2.Client) -> None:
+    """And one of the untouched backbone by slice."""
+    rows = (SliceScore("safety", 8, 2.5, 2.0), SliceScore("general", 9, 1.5, 1.75))
+    regimes = (replace(RUNNING.adaptation.regimes[0], canaries=rows, canaries_step=40),)
+    daemon.board.publish(replace(RUNNING, adaptation=replace(RUNNING.adaptation, regimes=regimes)))
+    samples = scrape(client)
+    assert of(samples, "canary_loss_nats", regime="1", slice="safety") == 2.5
+    assert of(samples, "canary_backbone_loss_nats", slice="general") == 1.75
 
 
 def test_unknown_values_are_absent(daemon: Daemon, client: httpx2.Client) -> None:

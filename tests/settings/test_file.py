@@ -1,14 +1,18 @@
 """A configuration is loaded, or refused with the key, what was found and what to write instead."""
 
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from threading import TIMEOUT_MAX
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from streamlearn.errors import ConfigError
-from streamlearn.settings import KafkaSettings, StreamSettings, digest, fingerprint, load
+from streamlearn.settings import KafkaSettings, Settings, StreamSettings, digest, fingerprint, load, section_type
+from streamlearn.settings.values import section_at
 
 LOCAL = {"bootstrap.servers": "localhost:9092", "topics": ["t"], "security.protocol": "PLAINTEXT"}
 SASL = {
@@ -121,6 +125,12 @@ def test_the_environment_overrides_one_value(tmp_path: Path, monkeypatch: pytest
         ("STREAMLEARN_STREAM__MAX_TOKN", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
         ("STREAMLEARN_STRAEM__MAX_TOKENS", "did you mean STREAMLEARN_STREAM__MAX_TOKENS?"),
         ("STREAMLEARN_SOURCE__KAFKA__TOPIC", "did you mean STREAMLEARN_SOURCE__KAFKA__TOPICS?"),
+        ("STREAMLEARN_LOG_LEVEL", "did you mean STREAMLEARN_LOG__LEVEL?"),
+        ("STREAMLEARN_SERVE_PORT", "did you mean STREAMLEARN_SERVE__PORT?"),
+        ("STREAMLEARN_STAET", "did you mean STREAMLEARN_STATE?"),
+        ("STREAMLEARN_KAFKA__TOPICS", "did you mean STREAMLEARN_SOURCE__KAFKA__TOPICS?"),
+        ("STREAMLEARN_SERVE__SERVICE_PORT", "did you mean STREAMLEARN_SERVE__"),
+        ("streamlearn_log_level", "did you mean STREAMLEARN_LOG__LEVEL?"),
         ("STREAMLEARN_LOG__XYZZY", "known keys: level, style"),
         ("STREAMLEARN_SEED__DEEPER", "STREAMLEARN_SEED__DEEPER: unknown environment variable"),
         ("STREAMLEARN_", "STREAMLEARN_: unknown environment variable"),
@@ -213,6 +223,274 @@ def test_the_fingerprint_holds_what_alters_results(tmp_path: Path, change: dict[
     """A snapshot resumes with another log level or folder, but not with another learning rate."""
     base, other = (load(write(tmp_path, tree)) for tree in (jsonl(), jsonl() | change))
     assert (digest(fingerprint(base)) != digest(fingerprint(other))) is alters
+
+
+SERVICES = ("STREAMLEARN", "STREAMLEARN_GATEWAY", "STREAMLEARN_SERVE", "STREAMLEARN_PUBLISH_VLLM")
+LINKS = {
+    "SERVICE_HOST": "10.96.14.3",
+    "SERVICE_PORT": "8083",
+    "SERVICE_PORT_METRICS": "8083",
+    "PORT": "tcp://10.96.14.3:8083",
+    **{f"PORT_8083_{protocol}": f"{protocol.lower()}://10.96.14.3:8083" for protocol in ("TCP", "UDP", "SCTP")},
+    **{f"PORT_8083_TCP_{part}": "8083" for part in ("PROTO", "PORT", "ADDR")},
+}
+"""What a kubelet sets for each Service of a pod's namespace, after its name."""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        *({f"{service}_{name}": value for name, value in LINKS.items()} for service in SERVICES),
+        *({f"STREAMLEARN_{name}": "x"} for name in ("PROCESSES", "IMAGE", "VERSION", "HOME", "URL", "A__B")),
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_a_variable_of_others_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    """Kubernetes, Docker and operators use the prefix too."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert load(write(tmp_path, jsonl())).serve.port == 8083
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("STREAM__LINGER_S", "null", ("stream", "linger_s", None)),
+        ("STREAM__LINGER_S", "2.5", ("stream", "linger_s", 2.5)),
+        ("STREAM", '{"linger_s": null}', ("stream", "linger_s", None)),
+        ("STREAM", "{linger.s: 3}", ("stream", "linger_s", 3.0)),
+        ("ADAPTER__TARGET_MODULES", "[up_proj, down_proj]", ("adapter", "target_modules", ("up_proj", "down_proj"))),
+        ("RECORDS__PROMPT", "{title}: {body}", ("records", "prompt", "{title}: {body}")),
+        ("RECORDS__ROLES", "{customer: user}", ("records", "roles", {"customer": "user"})),
+        ("SERVE__ENABLED", "no", ("serve", "enabled", False)),
+        ("PUBLISH", "null", ("publish", None)),
+    ],
+)
+def test_a_variable_has_the_forms_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, wanted: tuple[Any, ...]
+) -> None:
+    """Also null, where the setting may be null."""
+    monkeypatch.setenv(f"STREAMLEARN_{name}", value)
+    found: Any = load(write(tmp_path, jsonl(publish={"folder": "p"}, records={"completion": "a"})))
+    *path, expected = wanted
+    for key in path:
+        found = getattr(found, key)
+    assert found == expected
+
+
+@pytest.mark.parametrize("password", ["123456", "0123", "true", "null", '{"a": 1}', "[a]", "1e5", " x "])
+def test_a_password_in_the_environment_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    monkeypatch.setenv("STREAMLEARN_SOURCE__KAFKA__SASL_PLAIN_PASSWORD", password)
+    settings = load(write(tmp_path, {"source": {"kafka": SASL}}))
+    assert settings.source.kafka is not None
+    assert settings.source.kafka.sasl_plain_password is not None
+    assert settings.source.kafka.sasl_plain_password.get_secret_value() == password
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SEED", "x", "environment variable STREAMLEARN_SEED: seed: expected a whole number, found 'x'"),
+        ("STREAM", "{max_tokn: 3}", "environment variable STREAMLEARN_STREAM: stream.max_tokn: unknown key, did you"),
+        ("STREAM", "[", "environment variable STREAMLEARN_STREAM: not valid YAML: "),
+        ("LOG", "debug", "environment variable STREAMLEARN_LOG: log: expected a mapping of keys to values"),
+        (
+            "ADAPTER__TARGET_MODULES",
+            "up",
+            "environment variable STREAMLEARN_ADAPTER__TARGET_MODULES: adapter.target_mod",
+        ),
+        (
+            "STREAM__MAX_TOKENS",
+            "4096",
+            "config.yaml with environment variable STREAMLEARN_STREAM__MAX_TOKENS: stream: max_tokens 4096 exceeds",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    """And not the file; where several values do not fit together, both are."""
+    monkeypatch.setenv(f"STREAMLEARN_{name}", value)
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, jsonl()))
+    assert str(refused.value).removeprefix(f"{tmp_path}/").startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("source: {kafka: {bootstrap.servers: b:1, topics: [no]}}", "topics: expected text, found false: put it in"),
+        ("seed:\nsource: {jsonl: {path: a}}", "seed: expected a whole number, found null"),
+        ("state: 2026-01-01\nsource: {jsonl: {path: a}}", "state: expected a path, found 2026-01-01: put it in quotes"),
+        ("stream: 3\nsource: {jsonl: {path: a}}", "stream: expected a mapping of keys to values"),
+        ("adapter: {target_modules: up}\nsource: {jsonl: {path: a}}", "expected a list such as [a, b], found 'up'"),
+        ("serve: {port: 99999}\nsource: {jsonl: {path: a}}", "serve.port: expected at most 65535, found 99999"),
+        ("log: {level: loud}\nsource: {jsonl: {path: a}}", "expected 'debug', 'info', 'warning' or 'error', found"),
+        ("publish: {folder: a, vllm: {replicas: []}}\nsource: {jsonl: {path: a}}", "expected at least one item"),
+        ("publish: {folder: a, vllm: {replicas: [3]}}\nsource: {jsonl: {path: a}}", "replicas: expected text, found 3"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_one_line_in_words(tmp_path: Path, tree: str, message: str) -> None:
+    """Without the names of Python's and pydantic's types."""
+    with pytest.raises(ConfigError) as refused:
+        load(write(tmp_path, tree))
+    [line] = str(refused.value).splitlines()
+    assert message in line
+    assert not any(word in line for word in ("instance of", "<class", "valid", "Input", "tuple"))
+
+
+def test_an_unquoted_password_is_told_to_be_quoted(tmp_path: Path) -> None:
+    """And not shown."""
+    with pytest.raises(ConfigError, match=r"sasl_plain_password: expected text: put it in quotes$") as refused:
+        load(write(tmp_path, {"source": {"kafka": SASL | {"sasl.plain.password": 12345678}}}))
+    assert "1234" not in str(refused.value)
+
+
+def test_merge_keys_work_as_in_every_yaml_file(tmp_path: Path) -> None:
+    """Own keys replace merged ones, however they are spelled; keys that begin with x- hold what is merged."""
+    settings = load(
+        write(
+            tmp_path,
+            "x-often: &often {every.records: 200, keep: 9}\nx-two: &two {<<: *often, keep: 8}\n"
+            "source: {jsonl: {path: a}}\nsnapshot: {<<: [*two, *often], every_s: 7, every_records: 300}\n"
+            "learner:\n  <<: {lr: 0.001}\n",
+        )
+    )
+    assert (settings.snapshot.every_records, settings.snapshot.keep, settings.snapshot.every_s) == (300, 8, 7)
+    assert settings.learner.lr == 0.001
+    with pytest.raises(ConfigError, match="duplicate key keep"):
+        load(write(tmp_path, "snapshot: {<<: {keep: 3}, keep: 4, keep: 5}"))
+
+
+def sections(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every section of the settings, by its keys."""
+    inner = {name: section_type(field.annotation) for name, field in model.model_fields.items()}
+    own = [(*path, name) for name, section in inner.items() if section]
+    return own + [deeper for name, section in inner.items() if section for deeper in sections(section, (*path, name))]
+
+
+@pytest.mark.parametrize("path", sections(Settings), ids=".".join)
+def test_a_section_without_keys_is_absent(tmp_path: Path, path: tuple[str, ...]) -> None:
+    """YAML reads it as null where all keys are commented out."""
+    parents: dict[str, Any] = {
+        "publish": {"folder": "p"},
+        "records": {},
+        "track": {},
+        "source": {"jsonl": {"path": "data.jsonl"}},
+    }
+    empty = jsonl(**({path[0]: None} if len(path) == 1 else {path[0]: {**parents[path[0]], path[1]: None}}))
+    if path in (("source",), ("source", "jsonl")):
+        with pytest.raises(ConfigError, match=r"source: (required, but missing|exactly one of .* found none)"):
+            load(write(tmp_path, empty))
+    else:
+        without = jsonl(**({} if len(path) == 1 else {path[0]: parents[path[0]]}))
+        assert load(write(tmp_path, empty)) == load(write(tmp_path, without))
+
+
+def schema_of(annotation: Any) -> Any:
+    return TypeAdapter(annotation).json_schema()
+
+
+def numbers(kind: str) -> list[tuple[str, ...]]:
+    """Every setting that may be a number of this kind, by its keys."""
+    return [
+        (*path, name)
+        for path in ((), *sections(Settings))
+        for name, field in section_at(Settings, path).model_fields.items()  # type: ignore[union-attr]
+        if section_type(field.annotation) is None and f"'{kind}'" in str(schema_of(field.annotation))
+    ]
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "kafka": LOCAL,
+    "jsonl": {"path": "a"},
+    "publish": {"folder": "p"},
+    "vllm": {"replicas": ["http://[::1]:1"]},
+    "mlflow": {"uri": "http://[::1]:1"},
+    "registry": {"url": "http://[::1]:1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *((path, value) for path in numbers("number") + numbers("integer") for value in ("inf", "-inf", "nan")),
+        *((path, value) for path in numbers("integer") for value in (f"1{'0' * 20}", f"-1{'0' * 20}")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ".".join(value),
+)
+def test_every_number_is_finite_and_every_integer_has_64_bits(
+    tmp_path: Path, path: tuple[str, ...], value: str
+) -> None:
+    """Another one is refused with its key before anything starts."""
+    wrong: Any = int(value) if value[-1] == "0" else float(value)
+    if path[-1] == "betas":
+        wrong = [0.9, wrong]
+    for depth, name in reversed(list(enumerate(path))):
+        wrong = {**(REQUIRED.get(path[depth - 1], {}) if depth else {}), name: wrong}
+    with pytest.raises(ConfigError, match=rf"{'.'.join(path)}: expected .*found"):
+        load(write(tmp_path, jsonl() | wrong))
+
+
+def test_every_wait_is_one_that_the_system_can_wait_for() -> None:
+    """Locks and events wait at most `threading.TIMEOUT_MAX`; sockets at most 2^31 milliseconds."""
+    waits = [path for path in numbers("number") if path[-1].endswith("_s")]
+    assert len(waits) > 10
+    for path in waits:
+        field = section_at(Settings, path[:-1]).model_fields[path[-1]]  # type: ignore[union-attr]
+        schema = schema_of(Annotated[field.annotation, field])
+        longest = min(option["maximum"] for option in schema.get("anyOf", [schema]) if "maximum" in option)
+        assert longest < (2**31 / 1000 if "timeout" in path[-1] and path[-1] != "stall_timeout_s" else TIMEOUT_MAX), (
+            path
+        )
+
+
+CONFIG_MAP = "..2026_01_01_00_00_00.111"
+
+
+def test_paths_start_at_the_file_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a Kubernetes ConfigMap are links into a folder that every update renames."""
+    folder = tmp_path / "app/config"
+    (folder / CONFIG_MAP).mkdir(parents=True)
+    write(folder / CONFIG_MAP, {**jsonl(), "state": "../data/state"})
+    (folder / "..data").symlink_to(CONFIG_MAP)
+    (folder / "config.yaml").symlink_to("..data/config.yaml")
+    (tmp_path / "elsewhere").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for name in (folder / "config.yaml", Path("app/config/config.yaml"), Path("app/../app/config/config.yaml")):
+        settings = load(name)
+        assert settings.state == tmp_path / "app/data/state"
+        assert settings.source.jsonl is not None
+        assert settings.source.jsonl.path == folder / "data.jsonl"
+    assert load(Path("elsewhere/config.yaml")).state == tmp_path / "data/state"
+
+
+def test_paths_are_not_followed_either(tmp_path: Path) -> None:
+    """A Secret's files are replaced by another link, which a running daemon must find."""
+    (tmp_path / "..data").symlink_to(CONFIG_MAP)
+    (tmp_path / "token").symlink_to("..data/token")
+    assert load(write(tmp_path, jsonl(serve={"token_file": "token"}))).serve.token_file == tmp_path / "token"
+
+
+@pytest.mark.parametrize("path", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdin"])
+def test_paths_of_a_pipe_start_at_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """`--config <(envsubst < config.yaml)`."""
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, jsonl())
+    with file.open() as pipe:
+        before = os.dup(0)
+        os.dup2(pipe.fileno(), 0)
+        try:
+            assert load(Path(path.format(pipe.fileno()))).state == tmp_path / "state"
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
 
 
 ROOT = Path(__file__).parents[2]

@@ -39,6 +39,7 @@ def test_every_configuration_that_ships_is_valid(config: Path, validator: jsonsc
             }
         },
         tree(publish={"folder": "out"}, records={"prompt": ["a", "b"]}),
+        tree(stream=None, publish=None, **{"x-mine": {"a": 1}}),
     ],
 )
 def test_what_loads_is_valid(valid: dict[str, Any], tmp_path: Path, validator: jsonschema_rs.Draft7Validator) -> None:

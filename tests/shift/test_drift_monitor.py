@@ -117,7 +117,7 @@ def test_settings_are_refused_as_in_a_configuration() -> None:
     with pytest.raises(ConfigError) as caught:
         DriftMonitor("builtin:nano", max_regime=3, false_alarms_per_million=0)
     assert str(caught.value).splitlines() == [
-        "shift.false_alarms_per_million: Input should be greater than 0, found 0",
+        "shift.false_alarms_per_million: expected more than 0, found 0",
         "shift.max_regime: unknown key, did you mean shift.max_regimes?",
     ]
 

@@ -1,8 +1,10 @@
 """Secrets appear in no output: no refused configuration, log, response, file or traceback."""
 
 import base64
+import re
 import stat
 import traceback
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,14 +14,17 @@ import httpx2
 import orjson
 import pytest
 import yaml
+from pydantic import BaseModel, TypeAdapter
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from connectors.kafka.security import secure_options
 from connectors.kafka.source import KafkaSource
-from connectors.open import open_source
+from connectors.open import open_dead_letters, open_source
 from streamlearn.cli.main import app
-from streamlearn.errors import ConfigError, SourceError
-from streamlearn.settings import Settings, fingerprint, load
+from streamlearn.errors import ConfigError, CredentialsError, SourceError, StreamlearnError
+from streamlearn.settings import Settings, fingerprint, load, section_type
+from streamlearn.settings.values import merged
 from streamlearn.stream.position import Position
 from tests.broker import PASSWORD, Broker
 from tests.doubles import tiny_backbone
@@ -142,6 +147,115 @@ def test_no_command_shows_a_secret(
         assert_silent(done.exception)
 
 
+FORMS = (f"http://me:{CANARY}@[::1]:9/?token={CANARY}", f"me:{CANARY}@[::1]:9", f"[::1]:9?token={CANARY}")
+"""User information and queries of URLs, with and without a scheme."""
+NEEDED: dict[str, Any] = {
+    "kafka": {"bootstrap.servers": "[::1]:9", "topics": ["a"], "security.protocol": "PLAINTEXT"},
+    "jsonl": {"path": "records.jsonl"},
+    "publish": {"folder": "published"},
+    "vllm": {"replicas": ["http://[::1]:9"]},
+    "hub": {"repository": "a/b", "token_file": "token"},
+    "registry": {"url": "http://[::1]:9"},
+    "mlflow": {"uri": "http://[::1]:9"},
+}
+
+
+def texts(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every setting that holds text, by its keys, and the type of its value in JSON."""
+    for name, field in model.model_fields.items():
+        annotation: Any = field.annotation
+        section, schema = section_type(annotation), str(TypeAdapter(annotation).json_schema())
+        if section is not None:
+            yield from texts(section, (*path, name))
+        elif "'string'" in schema and "enum" not in schema:
+            yield (*path, name), "array" if "array" in schema else "object" if "object" in schema else "string"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), list(texts(Settings)), ids=lambda value: value if isinstance(value, str) else ".".join(value)
+)
+def test_no_message_shows_the_credentials_of_a_url(
+    path: tuple[str, ...], kind: str, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put into any setting, of a configuration that is refused, fails or works."""
+    monkeypatch.setattr("streamlearn.cli.doctor.PATIENCE_S", 0.1)
+    monkeypatch.setattr("streamlearn.daemon.build.open_source", partial(open_source, start_timeout_s=0.1))
+    monkeypatch.setattr("streamlearn.daemon.build.open_dead_letters", partial(open_dead_letters, start_timeout_s=0.1))
+    (tmp_path / "records.jsonl").write_bytes(b'{"prompt": "say", "completion": " it"}\n' * 3)
+    source = "kafka" if "kafka" in path or path == ("dead_letters", "topic") else "jsonl"
+    tree = {
+        "source": {source: NEEDED[source]},
+        "backbone": {"model": str(backbone), "dtype": "float32"},
+        "adapter": {"num_heads": 4},
+        "serve": {"port": 0},
+        "log": {"style": "json", "level": "debug"},
+    }
+    for form in FORMS:
+        values: Any = (
+            [form] * 2
+            if path[-1] == "sample_types"
+            else {"string": form, "array": [form], "object": {form: form}}[kind]
+        )
+        for depth, name in reversed(list(enumerate(path))):
+            values = {**(NEEDED.get(path[depth - 1], {}) if depth else {}), name: values}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(merged(tree, values)))
+        outputs = []
+        for command in ("check-config", "doctor", "run")[: 3 if form is FORMS[0] else 1]:
+            done = CliRunner().invoke(app, [command, "--config", str(tmp_path / "config.yaml")])
+            assert done.exception is None or isinstance(done.exception, SystemExit | StreamlearnError), done.exception
+            outputs.append(f"{done.output} {done.exception}")
+            if isinstance(done.exception, ConfigError):
+                break  # the others refuse it likewise
+        assert not [output for output in outputs if shows(output)]
+
+
+SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "allow_plaintext": True}
+BESIDE: dict[str, dict[str, Any]] = {
+    "sasl_plain_password_file": {**SASL, "sasl.mechanism": "SCRAM-SHA-256", "sasl.plain.username": "u"},
+    "sasl_oauthbearer_client_secret_file": {
+        **SASL,
+        "sasl.oauthbearer.token.endpoint.url": "http://[::1]:9/",
+        "sasl.oauthbearer.client.id": "c",
+    },
+    "sasl_oauthbearer_token_file": SASL,
+    "ssl_keyfile": {"security.protocol": "SSL", "ssl.certfile": "cert.pem"},
+    "tls_keyfile": {"tls_certfile": "cert.pem"},
+    "password_file": {"username": "u"},
+}
+"""What a file with a secret needs in its section."""
+SECRET_FILES = [path for path, _ in texts(Settings) if re.search(r"(password|secret|token|key)_?file$", path[-1])]
+
+
+@pytest.mark.parametrize("path", SECRET_FILES, ids=".".join)
+def test_every_file_with_a_secret_is_refused_if_others_may_read_it(
+    path: tuple[str, ...], backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one rule."""
+    monkeypatch.setattr("streamlearn.cli.doctor.PATIENCE_S", 0.1)
+    assert len(SECRET_FILES) == 11
+    (tmp_path / "records.jsonl").write_bytes(b'{"prompt": "say", "completion": " it"}\n' * 3)
+    for name in ("secret", "cert.pem"):
+        (tmp_path / name).write_text(CANARY)
+    (tmp_path / "secret").chmod(0o644)
+    values: Any = {**BESIDE.get(path[-1], {}), path[-1]: "secret"}
+    for name in reversed(path[:-1]):
+        values = {name: {**NEEDED.get(name, {}), **values}} if name in NEEDED else {name: values}
+    source = "kafka" if "kafka" in path else "jsonl"
+    tree = {"source": {source: NEEDED[source]}, "backbone": {"model": str(backbone)}, "adapter": {"num_heads": 4}}
+    tree |= {"serve": {"port": 0}, "records": {"framing": "confluent"} if "registry" in path else {}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(merged(tree, values)))
+    if source == "kafka":
+        kafka = load(tmp_path / "config.yaml").source.kafka
+        assert kafka is not None
+        with pytest.raises(
+            CredentialsError, match=r"secret: expected a file readable by its owner only, found mode 644"
+        ):
+            secure_options(kafka)
+    else:
+        done = CliRunner().invoke(app, ["doctor", "--config", str(tmp_path / "config.yaml"), "--json"])
+        assert "secret: expected a file readable by its owner only, found mode 644" in done.output
+
+
 @pytest.mark.parametrize("style", ["console", "json"])
 def test_a_traceback_of_a_failed_start_shows_no_secret(
     style: str, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -220,6 +334,7 @@ def test_a_password_that_works_is_shown_nowhere(
     broker.produce(topic, [b'{"text": "a"}'] * 3)
     file = tmp_path / "password"
     file.write_text(PASSWORD)
+    file.chmod(0o600)
     kafka = broker.sasl_settings(topic, password_file=file)
     source = KafkaSource(kafka, start_timeout_s=10.0)
     with capture_logs() as logs, closing(source):
@@ -243,6 +358,7 @@ def test_a_password_that_is_refused_is_shown_nowhere(broker: Broker, tmp_path: P
     topic = broker.new_topic()
     file = tmp_path / "password"
     file.write_text(CANARY)
+    file.chmod(0o600)
     source = KafkaSource(broker.sasl_settings(topic, password_file=file), start_timeout_s=2.0)
     with pytest.raises(SourceError) as caught:
         source.seek(Position())

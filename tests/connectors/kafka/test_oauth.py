@@ -36,6 +36,7 @@ def endpoint() -> Iterator[TokenEndpoint]:
 def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret"
     path.write_text(SECRET + "\n")
+    path.chmod(0o600)
     return path
 
 
@@ -95,6 +96,7 @@ class TestBroker:
         """Another program renews it."""
         topic, path = tokens.new_topic(), tmp_path / "token"
         path.write_text(unsigned_token(3.0))
+        path.chmod(0o600)
         source = KafkaSource(tokens.by_token(topic, sasl_oauthbearer_token_file=path), start_timeout_s=10.0)
         source.seek(Position())
         for number in range(8):
@@ -111,6 +113,8 @@ class TestBroker:
         expired, wrong = tmp_path / "expired", tmp_path / "wrong"
         expired.write_text(unsigned_token(-100.0))
         wrong.write_text("wrong")
+        for file in (expired, wrong):
+            file.chmod(0o600)
         for overrides, message in (
             ({"sasl_oauthbearer_token_file": expired}, "the token|, password or token can cause this"),
             (
@@ -147,7 +151,7 @@ def test_an_endpoint_that_does_not_answer_is_retried_by_the_client(endpoint: Tok
 
 
 def test_a_missing_secret_is_named_before_any_request(endpoint: TokenEndpoint, tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match=r"sasl\.oauthbearer\.client\.secret\.file must be a readable"):
+    with pytest.raises(CredentialsError, match=r"sasl\.oauthbearer\.client\.secret\.file: .*cannot be read"):
         OAuthTokens(oauth(**client(endpoint, tmp_path / "missing")))
 
 

@@ -207,12 +207,13 @@ def test_the_password_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     """A trailing newline or a comment below is not part of it."""
     secret = tmp_path / "password"
     secret.write_text("corréct horse \r\nsecond line\n", encoding="utf-8")
+    secret.chmod(0o600)
     assert secure_options(with_password(secret))["sasl_plain_password"] == "corréct horse "  # noqa: S105 - not a secret
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
     """The configuration must be changed."""
-    with pytest.raises(CredentialsError, match=r"sasl\.plain\.password\.file must be a readable text file: .*nowhere"):
+    with pytest.raises(CredentialsError, match=r"sasl\.plain\.password\.file: .*nowhere: the secret cannot be read"):
         secure_options(with_password(tmp_path / "nowhere"))
 
 
