@@ -89,8 +89,7 @@ class Regimes:
         self.budget = TimeBudget(settings.holdout.time_share / 2)
         """For scoring hold-out records and canaries; the other half is for `BackboneComparison`."""
         self.canary_scores = CanaryScores(learner, canaries, pack_tokens=settings.stream.batch_tokens)
-        self._saved_at = -1
-        """Step of the newest snapshot."""
+        self._canaries_next = True
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.fallback.losses = self.state.start_losses
         self._router = RequestRouter(
@@ -517,44 +516,26 @@ class Regimes:
     def score_stalest(self, *, idle: bool) -> bool:
         """Score the hold-out records or canaries of one regime when the time budget allows; return whether it did.
 
-        First the hold-out records of one whose segment ended, then the canaries of one that the newest snapshot has
-        changed, then the hold-out records of the one scored longest ago; nothing while all scores hold.
+        First the hold-out records of one whose segment ended. Then in turns the canaries of one that changed up to the
+        newest snapshot, in as many calls as it has forward passes, and the hold-out records of the one scored longest
+        ago; nothing while all scores hold.
         """
         if not (idle or self.budget.affordable):
             return False
         regimes = [regime for _, regime in sorted(self.by_slot.items()) if regime.holdouts.records]
         stale = [regime for regime in regimes if not self.forgetting.holds(regime.scores)]
         regime = min(stale, key=lambda regime: (not regime.scores.ended, regime.scores.tried_at), default=None)
-        unwatched = None if regime is not None and regime.scores.ended else self._next_for_canaries()
-        if regime is None and unwatched is None:
-            return False
+        is_urgent = regime is not None and regime.scores.ended
         with self.budget.spending(idle=idle):
-            if unwatched is not None:
-                self._score_canaries(unwatched)
-            elif regime is not None:
-                self._score(regime, at_end=regime.scores.ended, idle=idle)
+            if not is_urgent and (regime is None or self.canary_scores.is_running or self._canaries_next):
+                self._canaries_next = False
+                if self.canary_scores.advance():
+                    return True
+            if regime is None:
+                return False
+            self._score(regime, at_end=regime.scores.ended, idle=idle)
+            self._canaries_next = True
         return True
-
-    def _next_for_canaries(self) -> Regime | None:
-        """The regime scored longest ago on the canaries of those that the newest snapshot has changed."""
-        if not self.canary_scores.canaries:
-            return None
-        changed = [regime for regime in self.by_slot.values() if regime.canaries_at < self._changed_by_snapshot(regime)]
-        return min(changed, key=lambda regime: (regime.canaries_at, regime.number), default=None)
-
-    def _changed_by_snapshot(self, regime: Regime) -> int:
-        """Step of the newest snapshot, or of the regime's last update if that was earlier."""
-        return min(self._saved_at, regime.scores.trained_at) if self._learner.per_regime else self._saved_at
-
-    def _score_canaries(self, regime: Regime) -> None:
-        regime.canaries, regime.canaries_at = self.canary_scores.measure(regime.slot), self._learner.number
-        regime.status = None
-        _log.debug(
-            Event.CANARIES_SCORED,
-            regime=regime.number,
-            step=regime.canaries_at,
-            harm={row.slice: round(row.loss - row.backbone_loss, 4) for row in regime.canaries},
-        )
 
     def _score_at_end(self, slot: int) -> None:
         """Score a regime whose segment ended, also where no time is left for it."""
@@ -721,12 +702,14 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        self._saved_at = self._learner.number
+        self.canary_scores.schedule(self.by_slot.values())
         return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
-        self.state, self._saved_at = state, self._learner.number
+        self.state = state
+        self.canary_scores.clear()
+        self.canary_scores.schedule(state.regimes.values())
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
         self.answers.state = state.answers
