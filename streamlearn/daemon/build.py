@@ -134,7 +134,7 @@ class Components:
         self.decoder = self.model.decoder
         self.adaptation = self.model.adaptation
         backbone = self.model.backbone
-        canaries = self.adaptation.canary_scores.canaries
+        canaries = self.adaptation.scorer.canary_scores.canaries
         self.adapter_publisher = publishing.open_publisher(settings, config, shape, self.learner, backbone, canaries)
         if self.adapter_publisher is not None:
             opened.callback(self.adapter_publisher.close)

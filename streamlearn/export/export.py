@@ -171,7 +171,7 @@ class Exporter:
         return plain_lora(weights, self._config, gates)
 
     def _canaries(self, lora: PlainLora) -> tuple[SliceScore, ...]:
-        scores = self._adaptation.canary_scores
+        scores = self._adaptation.scorer.canary_scores
         return scores.measure(NO_REGIME, parallel_adapter=PlainLoraAdapter(lora)) if scores.canaries else ()
 
     def _examples(self, slot: int | None) -> tuple[Example, ...]:

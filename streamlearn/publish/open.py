@@ -169,14 +169,14 @@ def open_publisher(
     base = BaseModel.from_settings(settings.backbone, shape, name=own.base_model)
     folder = PublicationFiles(own.folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
-    upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder)
+    run, runs = _run(settings.state), _runs(settings.state)
+    upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder, runs)
     replicas, seen_at = [], f"{own.folder}"
     if (vllm := own.vllm) is not None:
         key = None if vllm.token_file is None else read_token(vllm.token_file, min_chars=1)
         replicas = [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas]
         seen_at = vllm.folder or seen_at
-    run = _run(settings.state)
-    own_name = version_pattern(own.name, _runs(settings.state)).fullmatch
+    own_name = version_pattern(own.name, runs).fullmatch
     fleet = ReplicaSet(replicas, f"{seen_at}/{ADAPTERS}", own_name)
 
     def save(target: Path) -> None:
@@ -218,15 +218,29 @@ def _write_runs(state: Path, runs: Sequence[str]) -> None:
         raise PublicationError(f"{path}: must be writable, found: {error.strerror}") from error
 
 
-def upload_folder(hub: HubSettings, folder: Path, publication: "Publication", *, endpoint: str | None = None) -> None:
-    """Make the repository equal to the published folder, in one commit."""
+def upload_folder(
+    hub: HubSettings, folder: Path, runs: Sequence[str], publication: "Publication", *, endpoint: str | None = None
+) -> None:
+    """Make the repository equal to the published folder, in one commit. `runs` may publish there.
+
+    Raises:
+        PublicationError: another run published there.
+    """
     from huggingface_hub import HfApi
 
     from streamlearn.publish.folder import ADAPTERS, ROUTING, TOKENIZER
-    from streamlearn.publish.publication import FILE
+    from streamlearn.publish.publication import FILE, RUN_LETTERS
 
     api = HfApi(endpoint=endpoint, token=read_token(hub.token_file, min_chars=1))
     api.create_repo(hub.repository, private=hub.private, exist_ok=True)
+    known = {run[:RUN_LETTERS] for run in runs}
+    for version in api.list_repo_files(hub.repository):
+        name = re.match(rf"{ADAPTERS}/[^/]+-regime-[0-9]+@[0-9]+-([0-9a-f]{{{RUN_LETTERS}}})", version)
+        if name is not None and name[1] not in known:
+            raise PublicationError(
+                f"{hub.repository}: its versions must be this daemon's, found {version} of run {name[1]}: set "
+                f"publish.hub.repository to another one; or, if that run has ended for good, delete {ADAPTERS}/ there"
+            )
     api.upload_folder(
         repo_id=hub.repository,
         folder_path=folder,

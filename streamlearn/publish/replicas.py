@@ -198,13 +198,17 @@ class ReplicaSet:
         if name not in loaded or name in replica.own:
             return name in loaded and replica.own[name] == loaded[name]
         root = loaded[name]
-        return root is None or os.path.realpath(root) == os.path.realpath(f"{self._folder}/{name}")
+        return root is None or self._is_path(root, name)
 
     def _is_own(self, replica: Replica, name: str, root: str | None) -> bool:
-        """Whether an adapter is from the published folder, whichever process of it loaded it."""
-        if name in replica.own or root is None:
-            return name in replica.own or bool(self._own_name(name))
-        return os.path.dirname(os.path.realpath(root)) == os.path.realpath(self._folder)
+        """Whether an adapter is a version from the published folder, whichever process loaded it."""
+        if name in replica.own:
+            return True
+        return bool(self._own_name(name)) if root is None else self._is_path(root, name)
+
+    def _is_path(self, root: str, name: str) -> bool:
+        """Whether this is the path of a version of this name."""
+        return os.path.realpath(root) == os.path.realpath(f"{self._folder}/{name}")
 
     def _replace(self, replica: Replica, name: str, loaded: Mapping[str, str | None]) -> None:
         """Load a version, in place of another adapter of its name."""

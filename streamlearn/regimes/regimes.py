@@ -27,8 +27,8 @@ from streamlearn.errors import RegimeBusyError, RegimeError
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Rehearsal, Step
-from streamlearn.regimes.canaries import Canary, CanaryScores
-from streamlearn.regimes.holdout import DividedBatch, Forgetting, KeptRecord, Role, TimeBudget
+from streamlearn.regimes.canaries import Canary
+from streamlearn.regimes.holdout import DividedBatch, KeptRecord, Role
 from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
@@ -40,6 +40,7 @@ from streamlearn.regimes.route import (
     largest,
     measure_head_start,
 )
+from streamlearn.regimes.scoring import Scorer
 from streamlearn.settings import Settings
 from streamlearn.shift.describe import Place, word_at
 from streamlearn.shift.detector import NO_SLOT, Shift
@@ -85,11 +86,7 @@ class Regimes:
         self.monitor = Monitor(settings.shift, Featurizer(settings.seed, token_vectors))
         self.answers = ConceptDriftDetector(settings.shift)
         self.return_checks = ReturnChecks(learner, settings, self.monitor)
-        self.forgetting = Forgetting(learner, pack_tokens=settings.stream.batch_tokens)
-        self.budget = TimeBudget(settings.holdout.time_share / 2)
-        """For scoring hold-out records and canaries; the other half is for `BackboneComparison`."""
-        self.canary_scores = CanaryScores(learner, canaries, pack_tokens=settings.stream.batch_tokens)
-        self._canaries_next = True
+        self.scorer = Scorer(learner, settings, canaries)
         self.fallback = Fallback(settings.serve.unknown, has_regimes=learner.routes_by_regime)
         self.fallback.losses = self.state.start_losses
         self._router = RequestRouter(
@@ -303,7 +300,7 @@ class Regimes:
         if self._learner.per_regime:
             self._left.append(slot)  # the batch may have more of its records
         elif self.examples(slot):
-            self._score_at_end(slot)
+            self.scorer.score_at_end(self.by_slot[slot])
         regime = self.by_slot[slot]
         self._learner.hooks.leave(slot, [record.example for record in regime.probed])
         regime.probed = []
@@ -359,7 +356,7 @@ class Regimes:
         """Count the batch's records and give each its role."""
         for slot in dict.fromkeys(assigned.slots):  # with the weights and records of the segment's end
             if slot in self.by_slot and self.by_slot[slot].scores.ended:
-                self._score_at_end(slot)
+                self.scorer.score_at_end(self.by_slot[slot])
         roles, holdout = [], self._settings.holdout
         for slot, record, example in zip(assigned.slots, assigned.batch.records, assigned.batch.examples, strict=True):
             self.state.records += 1
@@ -415,7 +412,7 @@ class Regimes:
         """
         trained: Sequence[float] = ()
         if step is not None:
-            self.budget.trained(step.seconds)
+            self.scorer.budget.trained(step.seconds)
             if step.refusal is None:
                 trained = step.record_losses
                 part, slots = batch.part(Role.TRAINED)
@@ -514,51 +511,8 @@ class Regimes:
         return [routed.slot for routed in self.route(inputs)]
 
     def score_stalest(self, *, idle: bool) -> bool:
-        """Score the hold-out records or canaries of one regime when the time budget allows; return whether it did.
-
-        First the hold-out records of one whose segment ended. Then in turns the canaries of one that changed up to the
-        newest snapshot, in as many calls as it has forward passes, and the hold-out records of the one scored longest
-        ago; nothing while all scores hold.
-        """
-        if not (idle or self.budget.affordable):
-            return False
-        regimes = [regime for _, regime in sorted(self.by_slot.items()) if regime.holdouts.records]
-        stale = [regime for regime in regimes if not self.forgetting.holds(regime.scores)]
-        regime = min(stale, key=lambda regime: (not regime.scores.ended, regime.scores.tried_at), default=None)
-        is_urgent = regime is not None and regime.scores.ended
-        with self.budget.spending(idle=idle):
-            if not is_urgent and (regime is None or self.canary_scores.is_running or self._canaries_next):
-                self._canaries_next = False
-                if self.canary_scores.advance():
-                    return True
-            if regime is None:
-                return False
-            self._score(regime, at_end=regime.scores.ended, idle=idle)
-            self._canaries_next = True
-        return True
-
-    def _score_at_end(self, slot: int) -> None:
-        """Score a regime whose segment ended, also where no time is left for it."""
-        with self.budget.spending():
-            self._score(self.by_slot[slot], at_end=True)
-
-    def _score(self, regime: Regime, *, at_end: bool = False, idle: bool = False) -> None:
-        examples = regime.holdouts.examples
-        scoring = self.forgetting.measure(regime.scores, regime.slot, examples, at_end=at_end)
-        regime.status = None
-        if scoring is None:
-            _log.warning(Event.HOLDOUT_NOT_FINITE, regime=regime.number, records=len(examples))
-            return
-        _log.debug(
-            Event.HOLDOUT_SCORED,
-            regime=regime.number,
-            step=scoring.step,
-            loss=round(scoring.loss, 4),
-            accuracy=round(scoring.accuracy, 4),
-            records=len(examples),
-            at_end=at_end,
-            idle=idle,
-        )
+        """See `Scorer.score_stalest`."""
+        return self.scorer.score_stalest(self.by_slot, idle=idle)
 
     def status(self) -> AdaptationStatus:
         """Regimes and shifts as they are published. Only regimes that changed are described again."""
@@ -576,10 +530,10 @@ class Regimes:
             regimes=tuple(sorted(published, key=lambda regime: regime.number)),
             shifts=self._shifts,
             num_shifts=MappingProxyType(num_shifts),
-            average_forgetting=self.forgetting.average_forgetting(past),
-            backward_transfer=self.forgetting.backward_transfer(past),
+            average_forgetting=self.scorer.forgetting.average_forgetting(past),
+            backward_transfer=self.scorer.forgetting.backward_transfer(past),
             probe_seconds=self.probe_seconds,
-            holdout_seconds=self.budget.spent_s,
+            holdout_seconds=self.scorer.budget.spent_s,
             adapters_in_memory=self._learner.cache.num_in_memory,
             adapter_reads=self._learner.cache.num_reads,
             fallback=self.fallback.status,
@@ -702,14 +656,14 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        self.canary_scores.schedule(self.by_slot.values())
+        self.scorer.canary_scores.schedule(self.by_slot.values())
         return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
         self.state = state
-        self.canary_scores.clear()
-        self.canary_scores.schedule(state.regimes.values())
+        self.scorer.canary_scores.clear()
+        self.scorer.canary_scores.schedule(state.regimes.values())
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
         self.answers.state = state.answers

@@ -1,5 +1,6 @@
 """What a start checks, in which order, and that a refused start leaves nothing open."""
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,8 +13,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from benchmarks.daemon import without_http
 from streamlearn.daemon.build import Components, decoding_thread
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import ConfigError, SourceError
-from streamlearn.settings import Settings
+from streamlearn.errors import ConfigError, SourceError, StateLockedError
+from streamlearn.settings import DeadLetterSettings, Settings
 from streamlearn.snapshot.files import StateLock
 from tests.daemon.test_daemon import backbone, make, records
 
@@ -39,6 +40,21 @@ def test_a_refused_start_releases_the_state_folder(make: Callable[..., Settings]
     with pytest.raises((SourceError, ConfigError)):
         Components(settings)
     StateLock(settings.state).release()
+
+
+def test_a_file_of_dead_letters_has_one_daemon(make: Callable[..., Settings], tmp_path: Path) -> None:
+    """Whatever the name by which another one reaches it."""
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "dead.jsonl")
+    first, second = (
+        make(records(4)).model_copy(
+            update={"state": tmp_path / state, "dead_letters": DeadLetterSettings(file=tmp_path / file)}
+        )
+        for state, file in (("one", "dead.jsonl"), ("other", "link.jsonl"))
+    )
+    message = rf"dead\.jsonl must be used by one daemon only, .* process {os.getpid()}: stop"
+    with closing(Components(first)), pytest.raises(StateLockedError, match=message):
+        Components(second)
+    Components(second).close()
 
 
 def test_closing_twice_is_safe(make: Callable[..., Settings]) -> None:

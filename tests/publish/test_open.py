@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from streamlearn.backbone.lora import CONFIG, WEIGHTS
+from streamlearn.errors import PublicationError
 from streamlearn.publish.folder import PublicationFiles
 from streamlearn.publish.open import upload_folder
 from streamlearn.publish.publication import Publication, PublishedRegime
 from streamlearn.settings import HubSettings
-from tests.publish.test_folder import BASE, LORA, assert_shared, version
+from tests.publish.test_folder import BASE, LORA, RUN, assert_shared, version
 
 
 class StubHub:
@@ -119,10 +120,10 @@ def test_other_users_may_read_what_the_umask_allows(tmp_path: Path, umask: int) 
     before = os.umask(umask)
     try:
         folder = PublicationFiles(tmp_path / "published", BASE)
-        publication(folder, 1, "s-regime-1@1")
+        publication(folder, 1, "s-regime-1@1-5d3c1f")
     finally:
         os.umask(before)
-    assert {path.name for path in folder.path("s-regime-1@1").iterdir()} > {WEIGHTS, CONFIG, "README.md"}
+    assert {path.name for path in folder.path("s-regime-1@1-5d3c1f").iterdir()} > {WEIGHTS, CONFIG, "README.md"}
     assert_shared(tmp_path, umask)
 
 
@@ -131,17 +132,25 @@ def test_each_publication_is_one_commit_of_what_it_names(hub: tuple[StubHub, str
     stub, url = hub
     settings, folder = hub_settings(tmp_path), PublicationFiles(tmp_path / "published", BASE)
     stub.files["README.md"] = b"the owner's own"
-    upload_folder(settings, folder.folder, publication(folder, 1, "s-regime-1@1"), endpoint=url)
-    assert "adapters/s-regime-1@1/adapter_model.safetensors" in stub.files
-    upload_folder(settings, folder.folder, publication(folder, 2, "s-regime-1@2"), endpoint=url)
+    upload_folder(settings, folder.folder, [RUN], publication(folder, 1, "s-regime-1@1-5d3c1f"), endpoint=url)
+    assert "adapters/s-regime-1@1-5d3c1f/adapter_model.safetensors" in stub.files
+    upload_folder(settings, folder.folder, [RUN], publication(folder, 2, "s-regime-1@2-5d3c1f"), endpoint=url)
     assert stub.commits == ["Publication 1, snapshot 00000001", "Publication 2, snapshot 00000002"]
     assert stub.created[0]["visibility"] == "private"
     assert stub.tokens == {"Bearer hf_secret"}
     here = {
         "publication.json",
         "routing/2.safetensors",
-        *(f"adapters/s-regime-1@2/{path.name}" for path in folder.path("s-regime-1@2").iterdir()),
+        *(f"adapters/s-regime-1@2-5d3c1f/{path.name}" for path in folder.path("s-regime-1@2-5d3c1f").iterdir()),
     }
     theirs = {name: data for name, data in stub.files.items() if not name.startswith("tokenizer-")}
     assert theirs.keys() == here | {"README.md"}
     assert all(theirs[name] == (folder.folder / name).read_bytes() for name in here)
+    before = dict(stub.files)
+    with pytest.raises(
+        PublicationError, match=r"found adapters/s-regime-1@2-5d3c1f/.* set publish\.hub\.repository to"
+    ):
+        upload_folder(
+            settings, folder.folder, ["77aa01" + RUN[6:]], publication(folder, 3, "s-regime-1@3-77aa01"), endpoint=url
+        )
+    assert stub.files == before

@@ -97,6 +97,7 @@ def test_what_is_not_ours_is_left_alone(fleet: ReplicaSet, stubs: list[StubRepli
     stubs[1].loaded = dict(stubs[0].loaded)
     stubs[1].roots = {name: f"/elsewhere/{name}" for name in theirs}
     stubs[1].roots |= {name: f"{fleet._folder}/{name}" for name in ours}
+    stubs[1].roots["their-own"] = f"{fleet._folder}/s-regime-9@1-5d3c1f"  # an operator's name for one of ours
     fleet.reconcile([])
     assert [set(stub.loaded) for stub in stubs] == [theirs] * 2
 

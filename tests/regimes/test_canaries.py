@@ -35,7 +35,7 @@ def test_a_record_is_named_by_file_and_line_and_its_slice_by_a_key_or_the_file(
 ) -> None:
     """Blank lines are skipped and numbered, as in a source."""
     with opened(make(stream("animals"), **canaries(tmp_path))) as components:
-        rows = [(row.id, row.slice) for row in components.adaptation.canary_scores.canaries]
+        rows = [(row.id, row.slice) for row in components.adaptation.scorer.canary_scores.canaries]
     assert rows == [("general.jsonl:1", "animals"), ("general.jsonl:3", "general"), ("general.jsonl:4", "animals")]
 
 
@@ -100,7 +100,7 @@ def test_a_regime_is_scored_once_after_a_snapshot_that_changed_it(
         daemon.run()
         daemon.score_all()
         learner, adaptation = components.learner, components.adaptation
-        examples = [row.example for row in adaptation.canary_scores.canaries]
+        examples = [row.example for row in adaptation.scorer.canary_scores.canaries]
         for slot, regime in adaptation.by_slot.items():
             assert regime.canaries_at >= regime.scores.trained_at
             scored = {row.slice: row for row in regime.canaries}
@@ -122,7 +122,7 @@ def test_a_snapshot_is_scored_with_its_weights_whatever_is_learned_meanwhile(
         daemon = daemon_of(components)
         daemon.run()
         daemon.score_all()
-        learner, scores = components.learner, components.adaptation.canary_scores
+        learner, scores = components.learner, components.adaptation.scorer.canary_scores
         regime = components.adaptation.by_slot[0]
         expected, regime.canaries, regime.canaries_at = regime.canaries, (), -1
         scores.schedule([regime])
