@@ -225,7 +225,10 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
     """Make relative paths absolute, starting at `folder`, without following links."""
 
     def absolute(path: str | Path) -> Path:
-        return Path(os.path.abspath(folder / Path(path).expanduser()))
+        try:
+            return Path(os.path.abspath(folder / Path(path).expanduser()))
+        except RuntimeError:
+            raise ConfigError(f"{path}: the home directory is not known: set HOME, or write the whole path") from None
 
     def visit(section: BaseModel) -> dict[str, Any]:
         changed: dict[str, Any] = {}
