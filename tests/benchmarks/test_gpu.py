@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
 
 from benchmarks import gpu
 from benchmarks.measuring import MeasurementError, OutOfTimeError, show
@@ -79,7 +80,7 @@ def test_the_next_call_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest
 
 def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """And names the option that runs the same code on a CPU."""
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu"])
     with pytest.raises(UsageError, match="add --tiny"):
         gpu.main()
