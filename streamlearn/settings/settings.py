@@ -37,7 +37,7 @@ from streamlearn.settings.values import ENV_PREFIX, Environment, read_yaml
 
 
 class Settings(Section, BaseSettings):
-    """The sections and top-level keys of a configuration file, with those of the environment in their place."""
+    """The sections and top-level keys of a configuration file."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
