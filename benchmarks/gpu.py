@@ -320,7 +320,9 @@ def tables(result: Rows) -> list[Any]:
         grid(tests, ["outcome"], "tests"),
         *(grid({name: {"value": row[name]} for name in row}, ["value"], kills) for kills, row in crash.items()),
         grid(result.get("learn", {}), learn, "order 1"),
-        grid({name: {"why": why} for name, why in result["missing"].items()}, ["why"], "missing"),
+        grid({name: {"why": why} for name, why in result["missing"].items()}, ["why"], "missing")
+        if result["missing"]
+        else "nothing is missing",
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from streamlearn.errors import StreamlearnError
@@ -55,7 +56,7 @@ def grid(rows: Mapping[str, Mapping[str, Any]], columns: Iterable[str] | Mapping
     headings = columns if isinstance(columns, Mapping) else {name: name.replace("_", " ") for name in columns}
     table = Table(first, *headings.values(), box=None, pad_edge=False)
     for name, row in rows.items():
-        table.add_row(name, *(_cell(row.get(key)) for key in headings))
+        table.add_row(escape(name), *(escape(_cell(row.get(key))) for key in headings))
     return table
 
 

@@ -44,7 +44,9 @@ def test_each_test_has_an_outcome(tmp_path: Path) -> None:
         gpu.outcomes(str(file), 0.1)
 
 
-def test_the_next_call_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_call_makes_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is done is kept, a failure with its error; what did not fit is named until it is made."""
     made: list[str] = []
 
@@ -58,7 +60,7 @@ def test_the_next_call_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest
         raise OutOfTimeError("tests.crash: not done after 3 s")
 
     monkeypatch.setattr(gpu, "speed_of", speed_of)
-    monkeypatch.setattr(gpu, "outcomes", lambda *_: {"test_it": "passed"})
+    monkeypatch.setattr(gpu, "outcomes", lambda *_: {"test_it[int8]": "passed"})
     monkeypatch.setattr(gpu, "crashes", no_time)
     given = Namespace(out=tmp_path / "out.json", minutes=0.1, tiny=True, data=None, backbone=None)
     assert "speed tiny lora" in gpu.measure(given)["missing"]
@@ -72,7 +74,8 @@ def test_the_next_call_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest
     assert result == orjson.loads(given.out.read_bytes())
     assert result["speed"]["tiny stock_peft"] == {"error": "out of memory"}
     assert (result["crash"], [*result["missing"]]) == ({"1 kills": {"kills": 1}}, ["learn"])
-    show(result, *gpu.tables(result), as_json=False)
+    show(result, *gpu.tables(result), as_json=False, width=160)
+    assert "test_it[int8]  passed" in capsys.readouterr().out
     given.out.write_bytes(orjson.dumps({**result, "device": "another"}))
     with pytest.raises(UsageError, match="has results of another"):
         gpu.measure(given)
