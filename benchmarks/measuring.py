@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from streamlearn.errors import StreamlearnError
@@ -27,6 +28,10 @@ ERROR_LINES = 20
 
 class MeasurementError(StreamlearnError):
     """A process that measures failed; run it again once the cause, which the message quotes, is gone."""
+
+
+class OutOfTimeError(MeasurementError):
+    """A process was still running when its time was up, and was killed; give it more time."""
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -51,7 +56,7 @@ def grid(rows: Mapping[str, Mapping[str, Any]], columns: Iterable[str] | Mapping
     headings = columns if isinstance(columns, Mapping) else {name: name.replace("_", " ") for name in columns}
     table = Table(first, *headings.values(), box=None, pad_edge=False)
     for name, row in rows.items():
-        table.add_row(name, *(_cell(row.get(key)) for key in headings))
+        table.add_row(escape(name), *(escape(_cell(row.get(key))) for key in headings))
     return table
 
 
@@ -73,17 +78,25 @@ def show(result: Mapping[str, Any], *tables: RenderableType, as_json: bool, widt
         console.print(table)
 
 
-def in_own_process(module: str, options: Mapping[str, Any], *, threads: int | None = None) -> dict[str, Any]:
+def in_own_process(
+    module: str, options: Mapping[str, Any], *, threads: int | None = None, timeout_s: float | None = None
+) -> dict[str, Any]:
     """Run `python -m MODULE OPTIONS`, options as JSON, and return the JSON object on the last line that it prints.
 
     The peak memory of one measurement is then not that of another, and a crash ends no other.
 
     Raises:
         MeasurementError: the process failed.
+        OutOfTimeError: it did not end in time.
     """
     environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": f"{threads}"}
     command = [sys.executable, "-m", *module.split(), orjson.dumps(options).decode()]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    if timeout_s is not None and timeout_s <= 0:
+        raise OutOfTimeError(f"{module}: no time was left")
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise OutOfTimeError(f"{module}: not done after {error.timeout:.0f} s") from error
     if done.returncode:
         last = "\n".join(done.stderr.decode(errors="replace").splitlines()[-ERROR_LINES:])
         raise MeasurementError(f"{module} {dict(options)}: exit code {done.returncode}\n{last}")

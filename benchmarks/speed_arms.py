@@ -114,21 +114,29 @@ def folder_backbone(folder: Path) -> Callable[[], Any]:
     return lambda: load(settings, outline(settings)).model
 
 
+WIDE = Qwen3Config(
+    vocab_size=4096,
+    hidden_size=1024,
+    intermediate_size=2816,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=64,
+    tie_word_embeddings=True,
+)
+
+
 def wide_backbone() -> Any:
     """Build a random Qwen3 with hidden size 1024 and 4 layers."""
-    config = Qwen3Config(
-        vocab_size=4096,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=4,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
+    return random_backbone(WIDE, torch.device("cpu"))
+
+
+def random_backbone(config: Qwen3Config, device: torch.device) -> Any:
+    """Build a frozen model with random weights, in the dtype that is faster on the device."""
     torch.manual_seed(0)
-    dtype = choose("auto", torch.device("cpu")).dtype
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
+    dtype = choose("auto", device).dtype
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
     model.requires_grad_(requires_grad=False).eval()
     find_plain_head(model)
     return model
@@ -182,7 +190,7 @@ def build_arm(name: str, make: Callable[[], Any], evicted: Path) -> SpeedArm:
     peft = attach(model, config, seed=0)
     if name == "mh_moe_loop":
         loop_over_experts(peft)
-    learner = Learner(peft, LearnerSettings(lr=1e-4), torch.device("cpu"))
+    learner = Learner(peft, LearnerSettings(lr=1e-4), model.device)
     return SpeedArm(name, lambda batch: learner.step(batch.examples), activated_parameters(config, shapes))
 
 
@@ -199,7 +207,7 @@ def floor_step(model: Any) -> Callable[[Batch], None]:
     embeddings.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def step(batch: Batch) -> None:
-        torch.autograd.backward(packed_loss(model, pack(batch.examples, torch.device("cpu"))).mean)
+        torch.autograd.backward(packed_loss(model, pack(batch.examples, model.device)).mean)
 
     return step
 
@@ -209,7 +217,7 @@ def _streamlearn_step(model: Any, regimes: int, evicted: Path) -> Callable[[Batc
     learner = Learner(
         attach(model, resolve(settings), seed=0),
         LearnerSettings(lr=1e-4),
-        torch.device("cpu"),
+        model.device,
         router_lr=PRESETS["streamlearn"].objective.router_lr,
         cache=AdapterCache(evicted, settings.max_in_memory),
     )

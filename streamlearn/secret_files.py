@@ -21,10 +21,10 @@ def check_secret_file(path: Path) -> None:
     is_own = found.st_uid == os.geteuid()
     mode = stat.S_IMODE(found.st_mode)
     if mode & (0o077 if is_own else 0o037):
-        readers, right = ("owner only", "600") if is_own else ("owner and its group only", "640")
-        advice = "" if is_own else ", or set defaultMode: 0440 of a Kubernetes Secret"
+        readers, right, default = ("owner only", "600", "0400") if is_own else ("owner and group only", "640", "0440")
         raise ConfigError(
-            f"{path}: expected a file readable by its {readers}, found mode {mode:o}; run chmod {right}{advice}"
+            f"{path}: expected a file readable by its {readers}, found mode {mode:o}; run chmod {right}, or set "
+            f"defaultMode: {default} of a Kubernetes Secret"
         )
 
 

@@ -234,7 +234,7 @@ class RegimeStatus:
     canaries: tuple[SliceScore, ...] = ()
     """Its newest scores on the canaries, by slice; empty before the first, and without canaries."""
     canaries_step: int | None = None
-    """Optimizer updates made before that scoring."""
+    """Optimizer updates in the snapshot whose weights were scored."""
 
     @property
     def now(self) -> Scoring | None:

@@ -11,8 +11,10 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from streamlearn.settings import KafkaSettings
@@ -181,6 +183,16 @@ class Broker:
             offsets = admin.list_group_offsets(group)[group]
         return {(at.topic, at.partition): (stored.offset, stored.metadata) for at, stored in offsets.items()}
 
+    def sections(self, topic: str, dead: str) -> dict[str, Any]:
+        """Return a daemon's sections for its source and its dead letters."""
+        kafka = {
+            "bootstrap.servers": self.servers,
+            "topics": [topic],
+            "group.id": f"group-{topic}-{dead}",
+            "security.protocol": "PLAINTEXT",
+        }
+        return {"source": {"kafka": kafka}, "dead_letters": {"topic": dead}}
+
     def settings(self, *topics: str, **overrides: Any) -> KafkaSettings:
         """Return settings for this broker."""
         values = {"bootstrap_servers": self.servers, "security_protocol": "PLAINTEXT", "topics": topics, **overrides}
@@ -252,6 +264,32 @@ class Broker:
             os.killpg(self._process.pid, how)
             self._process.wait(_STOP_TIMEOUT_S)
             self._process = None
+
+
+class FileTopics:
+    """Topics that are JSONL files, for the crash campaigns on a machine without Kafka."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._topics = 0
+
+    def new_topic(self) -> str:
+        """Return the name of a new topic."""
+        self._topics += 1
+        return f"topic-{self._topics}.jsonl"
+
+    def produce(self, topic: str, values: Sequence[bytes]) -> None:
+        """Write the records; an empty one, which is no line, becomes an object without keys."""
+        (self._folder / topic).write_bytes(b"".join((value or b"{}") + b"\n" for value in values))
+
+    def read_all(self, topic: str) -> list[SimpleNamespace]:
+        """Return the dead letters in a file, with `headers`."""
+        return [SimpleNamespace(**orjson.loads(line)) for line in (self._folder / topic).read_bytes().splitlines()]
+
+    def sections(self, topic: str, dead: str) -> dict[str, Any]:
+        """Return a daemon's sections for its source and its dead letters."""
+        jsonl = {"path": str(self._folder / topic), "follow": True}
+        return {"source": {"jsonl": jsonl}, "dead_letters": {"file": str(self._folder / dead)}}
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ A plan's file is a YAML list; what stands first is made first. A run that a late
       seeds: [0, 1, 2]
 """
 
+import math
 import os
 import sys
 import time
@@ -166,20 +167,25 @@ def jobs_of(parts: Sequence[Part], conditions: RunConditions) -> list[RunJob]:
     return list({job.file: job for job in jobs}.values())
 
 
-def make_runs(jobs: Sequence[RunJob], *, side_by_side: int, tell: Tell = print) -> list[RunJob]:
+def make_runs(
+    jobs: Sequence[RunJob], *, side_by_side: int, tell: Tell = print, deadline: float = math.inf
+) -> list[RunJob]:
     """Make the runs that have no result yet, begun in the given order; return those that failed.
 
     A failed run does not stop the others, and is told with the end of its output. It is left to the next call, as is
-    one that was interrupted.
+    one that was interrupted or not finished at `deadline`, a time of `time.monotonic`.
     """
     missing = [job for job in jobs if not job.file.exists()]
     tell(f"{len(jobs) - len(missing)} runs found, {len(missing)} to make, {side_by_side} at a time")
     threads = max(1, len(os.sched_getaffinity(0)) // side_by_side)  # more threads than cores slow each other down
     failed: list[RunJob] = []
+
+    def make(job: RunJob) -> dict[str, Any]:
+        left = None if math.isinf(deadline) else deadline - time.monotonic()
+        return in_own_process("benchmarks.learn.jobs", asdict(job), threads=threads, timeout_s=left)
+
     with ThreadPoolExecutor(side_by_side) as pool:
-        runs = {
-            pool.submit(in_own_process, "benchmarks.learn.jobs", asdict(job), threads=threads): job for job in missing
-        }
+        runs = {pool.submit(make, job): job for job in missing}
         try:
             for number, run in enumerate(as_completed(runs), 1):
                 job = runs[run]

@@ -343,7 +343,7 @@ def run_method(
             "shuffled": method.shuffled,
             "config": arm.settings.model_dump(mode="json", exclude=NOT_IN_RESULTS),
             "options": dict(arm.options),
-            "versions": {**versions(), "python": platform.python_version(), "commit": _commit()},
+            "versions": {**versions(), "python": platform.python_version(), "commit": code_commit()},
         }
         if method.blind:
             return {**about, **_blind(suite, _decoder(backbone, arm.settings.stream))}
@@ -476,7 +476,7 @@ def _steps(ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     return zip(range(len(ids)), [-1, *ids], ids, strict=False)
 
 
-def _commit() -> str | None:
+def code_commit() -> str | None:
     """The commit of the checkout that this code runs from, or that of `COMMIT_VARIABLE`."""
     git = shutil.which("git")
     if git is not None:

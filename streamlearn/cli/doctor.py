@@ -440,7 +440,8 @@ def check_backbone(settings: Settings) -> str:
     publishing.check(settings, config, shape)
     tracking.check(settings)
     if shape is None:
-        return f"valid; {missing} would be fetched on first start, adapter not checked"
+        unchecked = "adapter and canaries" if settings.holdout.canaries else "adapter"
+        return f"valid; {missing} would be fetched on first start, {unchecked} not checked"
     activated = activated_parameters(config, shape.linears)
     return f"valid; adapter {settings.adapter.preset} fits {name}, {activated:,} parameters activated per token"
 

@@ -204,7 +204,9 @@ def _shifts(reports: Sequence[ShiftReport], adaptation: AdaptationStatus) -> Gro
         "regime": lambda report: f"{report.shift.regime}",
         "": lambda report: "known" if report.shift.known else "new",
     }
-    parts: list[RenderableType] = [render_table(reports, columns, text=("kind", ""))]
+    if any(report.tokens_came for report in reports):
+        columns["words that came"] = lambda report: ", ".join(report.tokens_came)
+    parts: list[RenderableType] = [render_table(reports, columns, text=("kind", "", "words that came"))]
     values = {
         "average forgetting": adaptation.average_forgetting,
         "backward transfer": adaptation.backward_transfer,

@@ -41,6 +41,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _ANSWER_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DONE = b"data: [DONE]"
+_NOT_LOADED = b"was found but could not be loaded"  # of vLLM's resolver, which takes it for the client's fault
 _RETURNED = ("retry-after", "retry-after-ms", "x-request-id")
 
 _log = get_logger("gateway")
@@ -169,7 +170,10 @@ class Upstream:
             returned = {name: value for name, value in response.headers.items() if _is_returned(name, value)}
             with self.translated():
                 if not content_type.startswith(EVENT_STREAM):
-                    return Answer(status, content_type, await response.aread(), returned)
+                    content = await response.aread()
+                    if status == 400 and _NOT_LOADED in content:
+                        raise UpstreamFailedError("it cannot load the version; its log says why")
+                    return Answer(status, content_type, content, returned)
                 parts = response.aiter_raw()
                 first = await anext(parts, b"")
             if not first:

@@ -51,7 +51,7 @@ class Regime:
     canaries: tuple[SliceScore, ...] = field(default=(), metadata=NOT_SAVED)
     """Newest scores on the canaries."""
     canaries_at: int = field(default=-1, metadata=NOT_SAVED)
-    """Step of that scoring; -1: there is none."""
+    """Step of the snapshot whose weights were scored; -1: none was."""
     status: RegimeStatus | None = field(default=None, metadata=NOT_SAVED)
     """As it was published last; None after a change."""
 

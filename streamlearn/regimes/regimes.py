@@ -656,12 +656,14 @@ class Regimes:
 
     def save(self) -> RegimesState:
         """The state for a snapshot, as of the last trained batch; it must be written before anything changes."""
-        self.scorer.saved_at = self._learner.number
+        self.scorer.canary_scores.schedule(self.by_slot.values())
         return replace(self.state, monitor=self.monitor.trained, answers=self.answers.state)
 
     def restore(self, state: RegimesState) -> None:
         """Continue from what `save` returned. What was looked ahead at is dropped: it will be read again."""
-        self.state, self.scorer.saved_at = state, self._learner.number
+        self.state = state
+        self.scorer.canary_scores.clear()
+        self.scorer.canary_scores.schedule(state.regimes.values())
         self.fallback.losses = state.start_losses
         self.monitor.load(state.monitor)
         self.answers.state = state.answers

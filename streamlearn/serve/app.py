@@ -390,11 +390,11 @@ def health_routes(board: Board) -> APIRouter:
     def fails(description: str) -> dict[int | str, dict[str, Any]]:
         return {503: {"model": ErrorBody, "description": description}}
 
-    not_alive = "The daemon failed, or its training loop has not reported in time."
+    not_alive = "The daemon or one of its threads failed, or its training loop has not reported in time."
 
     @routes.get("/livez", summary="Liveness", responses=fails(not_alive))
     async def livez() -> Liveness:
-        """200 while the training loop reports within its time limit, else 503. Restart the daemon on a 503."""
+        """200 while the training loop reports in time and no thread has failed, else 503. Restart the daemon on 503."""
         why = board.why_not_alive()
         if why is not None:
             hint = "see the last events in the log; a restart resumes from the last snapshot"

@@ -23,6 +23,7 @@ from streamlearn.http.responses import (
     client_left,
     disconnect,
 )
+from streamlearn.http.tracing import annotate
 from streamlearn.jobs.queue import (
     FinishReason,
     GenerateJob,
@@ -314,7 +315,9 @@ def _regimes(status: Status) -> list[int]:
 
 
 def _headers(writer: _Writer) -> dict[str, str]:
-    return answer_headers(writer.model, writer.start.route.regime, writer.start.route.score)
+    route = writer.start.route
+    annotate(model=writer.model, regime=route.regime, known=route.known, step=writer.start.step)
+    return answer_headers(writer.model, route.regime, route.score)
 
 
 _DATA = {"type": "string", "description": "JSON with a piece of the text, or [DONE]."}

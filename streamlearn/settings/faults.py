@@ -27,6 +27,7 @@ _WORDS = {
     "less_than_equal": "expected at most {le}",
     "literal_error": "expected {expected}",
     "enum": "expected {expected}",
+    "missing": "expected more items",
     "too_short": "expected at least {min_length} items",
     "too_long": "expected at most {max_length} items",
     "string_too_short": "expected at least {min_length} characters",
@@ -71,7 +72,7 @@ def faults(error: ValidationError, model: type[BaseModel], *section: str) -> Ite
                 path,
                 f"{key}: unknown key, " + (f"did you mean {nearest}?" if near else f"known keys: {', '.join(known)}"),
             )
-        elif fault["type"] == "missing":
+        elif fault["type"] == "missing" and isinstance(fault["loc"][-1], str):
             yield path, f"{key}: required, but missing"
         else:
             message = in_words(fault)

@@ -204,4 +204,5 @@ class HoldoutSettings(Section):
     canaries: tuple[Path, ...] = ()
     """Files of records that are never trained on and show harm outside of the stream: one JSON object per line, in the
     form of the topic's records, with an optional key slice. After a snapshot, each regime that changed is scored on
-    them. With a section publish, a version that is worse on a slice than the untouched backbone is held back."""
+    them with its weights. With a section publish, a version that is worse on a slice than the untouched backbone is
+    held back."""

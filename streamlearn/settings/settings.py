@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamlearn.errors import ConfigError
 from streamlearn.settings.faults import faults
@@ -32,11 +33,13 @@ from streamlearn.settings.serving import (
     TrackSettings,
 )
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
-from streamlearn.settings.values import Environment, merged, read_yaml
+from streamlearn.settings.values import ENV_PREFIX, Environment, read_yaml
 
 
-class Settings(Section):
+class Settings(Section, BaseSettings):
     """The sections and top-level keys of a configuration file."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     state: Path = Path("state")
     """Folder of snapshots, journal and lock; relative to the configuration file. One daemon per folder."""
@@ -96,6 +99,20 @@ class Settings(Section):
                     "dead letters would be read as records"
                 )
         return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment variables, read in the forms of YAML, then given values; no .env files, no secrets folder."""
+        del env_settings, dotenv_settings, file_secret_settings
+        environment = Environment.read(os.environ, settings_cls)
+        return InitSettingsSource(settings_cls, init_kwargs=dict(environment.values)), init_settings
 
 
 WARMUP_TOKENS = {False: 10_000, True: 100_000}
@@ -213,7 +230,7 @@ def checked(values: Mapping[str, Any], folder: Path, *, file: str = "") -> Setti
     """
     environment = Environment.read(os.environ, Settings)
     try:
-        settings = Settings.model_validate(merged(values, environment.values))
+        settings = Settings(**values)
     except ValidationError as error:
         found = [(environment.origin(path, line, file), line) for path, line in faults(error, Settings)]
         lines = [f"{origin}: {line}" if origin else line for origin, line in found]
@@ -225,7 +242,10 @@ def _resolved(settings: Settings, folder: Path) -> Settings:
     """Make relative paths absolute, starting at `folder`, without following links."""
 
     def absolute(path: str | Path) -> Path:
-        return Path(os.path.abspath(folder / Path(path).expanduser()))
+        try:
+            return Path(os.path.abspath(folder / Path(path).expanduser()))
+        except RuntimeError:
+            raise ConfigError(f"{path}: the home directory is not known: set HOME, or write the whole path") from None
 
     def visit(section: BaseModel) -> dict[str, Any]:
         changed: dict[str, Any] = {}

@@ -20,6 +20,8 @@ from streamlearn.shift.features import NUM_BUCKETS, DocumentFrequency, Featurize
 
 MIN_STATISTIC = 6.63
 """Quantile .99 of chi-squared with one degree of freedom: what chance explains is not listed."""
+MIN_RECORDS = 3
+"""Records that a token must occur in: words of one record are its content, and are not for the log."""
 NUM_TYPICAL = 3
 MAX_PIECES = 8
 """Tokens on either side that a word is completed with."""
@@ -42,7 +44,7 @@ def characteristic_tokens(
     other records: a token is left out unless at least half as many of these records have it as the frequencies say. Of
     equals the token with the highest id comes first, which is the rarest in most tokenizers.
     """
-    statistic_B = log_likelihood_ratio(own, other)
+    statistic_B = np.where(own.records_B >= MIN_RECORDS, log_likelihood_ratio(own, other), 0.0)
     share_B = own.records_B / max(own.num_records, 1.0)
     documents = Counter(token for tokens_T in inputs for token in set(tokens_T.tolist()))
     best: dict[int, int] = {}

@@ -88,15 +88,16 @@ def test_the_live_line_names_the_regime_and_counts_shifts() -> None:
 
 
 def test_the_closing_report_lists_the_shifts() -> None:
-    """First record and regime of each, and AF and BWT if they are known."""
+    """First record, regime and new words of each, and AF and BWT if they are known."""
     display, text = display_of()
-    for each in (report_of(1, 1), report_of(2, 91), report_of(1, 181, known=True)):
+    second = replace(report_of(2, 91), tokens_came=("sum", "add"))
+    for each in (report_of(1, 1), second, report_of(1, 181, known=True)):
         display.on_shift(each)
     display.report(Status(Phase.STOPPING, adaptation=ADAPTATION), "state")
     rows = [line.split() for line in text.getvalue().splitlines()]
     assert [row for row in rows if {"inputs", "start"} & {*row}] == [
         ["1", "start", "1", "new"],
-        ["91", "inputs", "2", "new"],
+        ["91", "inputs", "2", "new", "sum,", "add"],
         ["181", "inputs", "1", "known"],
     ]
     assert "average forgetting 0.2500, backward transfer -0.1250" in text.getvalue()

@@ -1,6 +1,7 @@
 """Thousands of kills, crash states and mutations; prints figures as JSON, and exits with 1 if anything failed.
 
 make crash N=300
+python -m tests.crash --kills 10 --files      # without a broker
 make crash-states N=10000
 make crash-mutations N=10000
 make crash-calls
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlearn.events import configure_logging
-from tests.broker import Broker, kafka_home
+from tests.broker import Broker, FileTopics, kafka_home
 from tests.crash.calls import SCENARIOS, CannotTraceError, kill_at_calls
 from tests.crash.figures import print_figures
 from tests.crash.harness import Harness
@@ -40,6 +41,7 @@ def main() -> None:
     what.add_argument("--at-calls", action="store_true", help="a kill at every system call of a save, prune and append")
     what.add_argument("--stops", type=int, help="SIGTERMs of a learning daemon")
     what.add_argument("--ranks", type=int, help="SIGKILLs of one of a daemon's two processes")
+    parser.add_argument("--files", action="store_true", help="kill daemons that read a file, instead of a topic")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     configure_logging("critical")  # otherwise the store logs each damaged snapshot
@@ -71,12 +73,18 @@ def _at_calls(folder: Path) -> Outcome:
 
 
 def _end_daemons(given: argparse.Namespace, folder: Path) -> Outcome:
-    home = kafka_home()
-    if home is None:
-        sys.exit("no Apache Kafka found: set KAFKA_HOME to an unpacked distribution, or put one into ../shared/kafka")
     (folder / "backbone").mkdir()
     (folder / "broker").mkdir()
     backbone = tiny_backbone(folder / "backbone")
+    if given.files:
+        tally = Harness(FileTopics(folder / "broker"), backbone, folder, given.seed).kill(given.kills)
+        return {"seed": given.seed, **tally.to_json()}, tally.clean
+    home = kafka_home()
+    if home is None:
+        sys.exit(
+            "no Apache Kafka found: set KAFKA_HOME to an unpacked distribution, put one into ../shared/kafka, or add "
+            "--files"
+        )
     broker = Broker(home, folder / "broker")
     broker.start()
     try:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import orjson
 import torch
 
-from tests.broker import Broker
+from tests.broker import Broker, FileTopics
 from tests.crash.figures import percentile
 from tests.crash.stops import Stops, not_covered
 from tests.end_to_end.process import DaemonProcess, configuration
@@ -109,7 +109,7 @@ class Harness:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | FileTopics,
         backbone: Path,
         folder: Path,
         seed: int,

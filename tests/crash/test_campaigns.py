@@ -14,7 +14,7 @@ from streamlearn.daemon.checkpoint import RunState
 from streamlearn.errors import Reason
 from streamlearn.snapshot.crash_guard import CrashGuard
 from streamlearn.snapshot.store import SnapshotStore
-from tests.broker import Broker
+from tests.broker import Broker, FileTopics
 from tests.crash.calls import REPLACE, SAVE, CannotTraceError, kill_at_calls
 from tests.crash.harness import Harness
 from tests.crash.killers import MAGIC, MAGIC_TOKEN
@@ -91,6 +91,17 @@ def test_kills_at_random_moments_lose_repeat_and_change_nothing(harness: Harness
     """During starts, steps and snapshots."""
     tally = harness.kill(KILLS)
     assert tally.kills.total() == KILLS
+    assert tally.same, tally
+
+
+@pytest.mark.long
+def test_kills_of_daemons_that_read_a_file_lose_nothing_either(tmp_path: Path) -> None:
+    """The campaign of machines without Kafka."""
+    for name in ("backbone", "topics"):
+        (tmp_path / name).mkdir()
+    topics, backbone = FileTopics(tmp_path / "topics"), tiny_backbone(tmp_path / "backbone")
+    tally = Harness(topics, backbone, tmp_path, seed=5, process=ForkedDaemon).kill(1)
+    assert tally.kills.total() == 1
     assert tally.same, tally
 
 

@@ -88,7 +88,7 @@ def test_a_signal_that_a_finaliser_swallowed_stops_the_loop() -> None:
     assert received == ["SIGTERM"]
 
 
-def test_while_modules_are_imported_a_signal_ends_the_process_cleanly(tmp_path: Path) -> None:
+def test_while_modules_are_imported_a_signal_ends_the_process_cleanly() -> None:
     """`run` installs its handlers before it imports what takes seconds."""
     script = (
         "import os, sys, importlib.abc\n"
@@ -96,7 +96,7 @@ def test_while_modules_are_imported_a_signal_ends_the_process_cleanly(tmp_path: 
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == 'streamlearn.cli.run': os.kill(os.getpid(), {int(signal.SIGTERM)})\n"
         "sys.meta_path.insert(0, Interrupting())\n"
-        f"sys.argv = ['streamlearn', 'run', '--config', {str(tmp_path / 'absent.yaml')!r}]\n"
+        "sys.argv = ['streamlearn', 'run', '--config', 'packaged:quickstart']\n"
         "from streamlearn.cli.main import main; main()\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=START_S)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from streamlearn.regimes.regime import RegimesState
 from streamlearn.snapshot.parts import Snapshot, read_manifest
-from tests.broker import Broker
+from tests.broker import Broker, FileTopics
 from tests.forked import ForkedProcess, RunningProcess, run_command
 from tests.learners import timeless
 
@@ -24,18 +24,10 @@ STOP_S = 120.0  # maximum wait for an orderly end; callers check tighter limits 
 START_AND_LEARN_S = 240.0  # a start takes 5 s and the stream 10 s on two idle cores; CI may be slower
 
 
-def configuration(broker: Broker, topic: str, dead: str, backbone: Path, per_batch: int) -> dict[str, Any]:
+def configuration(broker: Broker | FileTopics, topic: str, dead: str, backbone: Path, per_batch: int) -> dict[str, Any]:
     """Settings with a tiny backbone, so that the stream takes seconds; batches are limited by count."""
     return {
-        "source": {
-            "kafka": {
-                "bootstrap.servers": broker.servers,
-                "topics": [topic],
-                "group.id": f"group-{topic}-{dead}",
-                "security.protocol": "PLAINTEXT",
-            }
-        },
-        "dead_letters": {"topic": dead},
+        **broker.sections(topic, dead),
         "stream": {
             "max_tokens": 128,
             "batch_tokens": 128 * per_batch,

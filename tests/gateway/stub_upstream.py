@@ -7,6 +7,7 @@ completions, one word each:
 
     refuse        the connection is closed without an answer
     404, 500      this status
+    unloadable    400, as from a server that has found an adapter and cannot load it
     break         half of the answer, then the connection is reset
     cut           half of a stream, then the proper end of the body
     slow          the answer after `SLOW_S`
@@ -131,6 +132,9 @@ class StubUpstream:
             await asyncio.sleep(SLOW_S)
         if action.isdecimal():
             _send(writer, int(action), {"error": {"message": "scripted", "code": int(action)}}, self.headers)
+        elif action == "unloadable":
+            message = f"LoRA adapter '{request['model']}' was found but could not be loaded."
+            _send(writer, 400, {"error": {"message": message, "code": 400}}, self.headers)
         elif request["model"] not in self.models:
             _send(writer, 404, {"error": {"message": "The model does not exist.", "code": 404}})
         elif request.get("stream"):

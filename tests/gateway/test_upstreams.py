@@ -29,7 +29,7 @@ def single(published: Path, upstreams: list[StubUpstream]) -> Iterator[httpx2.Cl
         yield client
 
 
-@pytest.mark.parametrize("action", ["refuse", "404", "break"])
+@pytest.mark.parametrize("action", ["refuse", "404", "unloadable", "break"])
 def test_a_failure_before_the_answer_is_answered_by_another_server(
     client: httpx2.Client, upstreams: list[StubUpstream], action: str
 ) -> None:

@@ -111,3 +111,27 @@ def test_a_regime_is_scored_once_after_a_snapshot_that_changed_it(
             named = sorted((id_ for id_, rise in rises.items() if rise > 0), key=lambda id_: -rises[id_])
             assert list(scored["animals"].worst) == named
         assert not adaptation.score_stalest(idle=True), "nothing changed since"
+
+
+def test_a_snapshot_is_scored_with_its_weights_whatever_is_learned_meanwhile(
+    make: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """One forward pass at a time, between steps that change the regime."""
+    content = b"".join(b'{"text": "hello world, number %d"}\n' % i for i in range(40))
+    with opened(make(stream("animals"), **canaries(tmp_path, content))) as components:
+        daemon = daemon_of(components)
+        daemon.run()
+        daemon.score_all()
+        learner, scores = components.learner, components.adaptation.scorer.canary_scores
+        regime = components.adaptation.by_slot[0]
+        expected, regime.canaries, regime.canaries_at = regime.canaries, (), -1
+        scores.schedule([regime])
+        passes = 0
+        while not regime.canaries:
+            learner.step([components.adaptation.examples(0)[0]], [0])
+            assert scores.advance()
+            passes += 1
+        assert passes > 2
+        assert regime.canaries == expected
+        assert scores.measure(0) != expected
+        assert not scores.advance()

@@ -328,6 +328,8 @@ def test_a_wrong_variable_is_named(
         ("state: 2026-01-01\nsource: {jsonl: {path: a}}", "state: expected a path, found 2026-01-01: put it in quotes"),
         ("stream: 3\nsource: {jsonl: {path: a}}", "stream: expected a mapping of keys to values"),
         ("adapter: {target_modules: up}\nsource: {jsonl: {path: a}}", "expected a list such as [a, b], found 'up'"),
+        ("learner: {betas: [0.9]}\nsource: {jsonl: {path: a}}", "learner.betas: expected more items"),
+        ("learner: {betas: [0, 0, 0]}\nsource: {jsonl: {path: a}}", "learner.betas: expected at most 2 items"),
         ("serve: {port: 99999}\nsource: {jsonl: {path: a}}", "serve.port: expected at most 65535, found 99999"),
         ("log: {level: loud}\nsource: {jsonl: {path: a}}", "expected 'debug', 'info', 'warning' or 'error', found"),
         ("publish: {folder: a, vllm: {replicas: []}}\nsource: {jsonl: {path: a}}", "expected at least one item"),
@@ -474,6 +476,13 @@ def test_paths_are_not_followed_either(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to(CONFIG_MAP)
     (tmp_path / "token").symlink_to("..data/token")
     assert load(write(tmp_path, jsonl(serve={"token_file": "token"}))).serve.token_file == tmp_path / "token"
+
+
+def test_a_home_directory_that_is_not_known_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a random user id in a container, without HOME."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match=r"~/state: the home directory is not known: set HOME"):
+        load(write(tmp_path, jsonl(state="~/state")))
 
 
 @pytest.mark.parametrize("path", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdin"])

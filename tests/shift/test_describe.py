@@ -59,6 +59,13 @@ def test_a_token_is_shown_as_the_word_that_it_is_part_of(index: int, word: str) 
     assert word_at(place, lambda ids: "".join(pieces[i] for i in ids)) == word
 
 
+def test_a_word_of_two_records_is_not_named() -> None:
+    """It is what one of them says, not what the regime is about."""
+    own, other = frequency([9], [9], [5], [5]), frequency(*[[3]] * 90)
+    assert characteristic_tokens(own, other, inputs([9], [9])) == []
+    assert characteristic_tokens(frequency([9], [9], [9], [5]), other, inputs([9], [9])) != []
+
+
 def test_typical_records_are_those_nearest_to_the_mean() -> None:
     """An outlier among four alike is not one of the three."""
     featurizer = Featurizer(0)

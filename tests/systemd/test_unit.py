@@ -88,6 +88,14 @@ def test_systemd_understands_every_line(tmp_path: Path, path: Path) -> None:
     assert ours == []
 
 
+def test_the_drop_in_for_publishing_lets_other_users_read(unit: dict[str, list[str]]) -> None:
+    """The unit itself does not."""
+    drop_in = service_of(UNIT.with_name("publish.conf"))
+    assert int(unit["UMask"][0], 8) & 0o044 == 0o044
+    assert int(drop_in["UMask"][0], 8) & 0o044 == 0
+    assert unit["StateDirectoryMode"] == ["0700"]
+
+
 def test_several_processes_have_the_same_sandbox(unit: dict[str, list[str]]) -> None:
     """Only what torchrun needs differs."""
     of_torchrun = service_of(TORCHRUN_UNIT)

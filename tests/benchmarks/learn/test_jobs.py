@@ -22,8 +22,8 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pyte
     jobs = [RunJob("trace", method, 0, conditions) for method in ("gem", "lora", "er")]
     started: list[str] = []
 
-    def in_own_process(name: str, options: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
-        assert (name, threads > 0) == ("benchmarks.learn.jobs", True)
+    def in_own_process(name: str, options: Mapping[str, Any], *, threads: int, timeout_s: None) -> dict[str, Any]:
+        assert (name, threads > 0, timeout_s) == ("benchmarks.learn.jobs", True, None)
         job = RunJob.from_json(orjson.dumps(options).decode())
         started.append(job.method)
         if job.method == "gem":
