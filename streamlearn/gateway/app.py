@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -91,13 +91,16 @@ class _Gateway:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        running = asyncio.gather(self._fleet.run(), self._watch.run())
+        running = [asyncio.create_task(self._fleet.run()), asyncio.create_task(self._watch.run())]
         try:
             yield
         finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+            for task in running:
+                task.cancel()
+            # Until the last has ended: the fleet still closes its connections. gather alone ends with the first.
+            for error in await asyncio.gather(*running, return_exceptions=True):
+                if isinstance(error, Exception):
+                    raise error
 
     async def livez(self, _: Request) -> Response:
         return JSONResponse({"alive": True})

@@ -98,7 +98,6 @@ class StubUpstream:
         bound.set_result(server.sockets[0].getsockname()[1])
         await self._stop.wait()
         server.close()
-        await asyncio.sleep(0.01)  # connections that were just accepted begin, so that they are ended too
         for writer in [*connections]:
             writer.transport.abort()
 
