@@ -132,9 +132,13 @@ class Broker:
             admin.delete_records({TopicPartition(topic, partition): before})
 
     def produce(self, topic: str, values: Sequence[bytes | None], partition: int = 0, **options: Any) -> None:
-        """Append raw values and wait for the acknowledgements; `options` go to each send (key, headers)."""
-        with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers)) as producer:
+        """Append raw values as one batch and wait for the acknowledgements; `options` go to each send (key, headers).
+
+        Without a linger the sender's thread may take the first value before the others are there.
+        """
+        with contextlib.closing(KafkaProducer(bootstrap_servers=self.servers, linger_ms=60_000)) as producer:
             sent = [producer.send(topic, value, partition=partition, **options) for value in values]
+            producer.flush(timeout=30)
             for future in sent:
                 future.get(timeout=30)
 
