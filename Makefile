@@ -85,5 +85,5 @@ lint: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[codecs,datasets,dev,gguf,mlflow,msk,otel,page,pandas,quantization,registry,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[codecs,datasets,dev,gguf,mlflow,msk,objects,otel,page,pandas,quantization,registry,tensorboard]'
 	@touch $@

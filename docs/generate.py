@@ -60,6 +60,8 @@ def _first_line(model: type[BaseModel]) -> str:
 def _type(annotation: Any) -> str:
     if {str, tuple[str, ...]} <= set(get_args(annotation)):
         return "text or list"
+    if {Path, str} <= set(get_args(annotation)):
+        return "path or URL"
     if get_origin(annotation) is not None and type(None) in get_args(annotation):
         annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
     if get_origin(annotation) is Annotated:

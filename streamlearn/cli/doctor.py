@@ -163,13 +163,19 @@ class Doctor:
             return Level.OK, "off: there is no section publish"
         publishing.check(self.settings, adapter_of(self.settings), self._shape)
         publishing.check_disk(self.settings)
-        if (own.folder / LOCK).exists() and not self._locked:
-            publishing.folder_lock(own.folder).release()
-        targets = [f"{own.folder}{'' if own.folder.exists() else ', which will be created'}"]
+        folder = self.settings.published_folder
+        assert folder is not None
+        if (folder / LOCK).exists() and not self._locked:
+            publishing.folder_lock(folder).release()
+        targets = [f"{folder}{'' if folder.exists() else ', which will be created'}"]
+        if isinstance(own.folder, str):
+            targets.append(f"copied to {own.folder}")
         if own.vllm is not None:
-            targets.append(f"vLLM servers: {len(own.vllm.replicas)}, not asked")
+            targets.append(f"model servers: {len(own.vllm.replicas)}, not asked")
         if own.hub is not None:
             targets.append(f"hub repository {own.hub.repository}")
+        if (fault := publishing.fault_of_store(self.settings)) is not None:
+            return Level.WARNING, f"{fault}; training does not depend on it, and nothing is published until it answers"
         return Level.OK, "; ".join(targets)
 
     def _trackers(self) -> tuple[Level, str]:

@@ -38,7 +38,7 @@ def run_gateway(settings: GatewaySettings, signals: StopSignals) -> None:
     """Serve until one of `signals`, which must be installed, arrives; then finish the requests in flight.
 
     Raises:
-        ConfigError: a token cannot be read, or the address cannot be bound.
+        ConfigError: a token cannot be read, the address cannot be bound, or no client of the object store is installed.
         StreamlearnError: the server ended by itself.
     """
     with failures_as_events(_log, Event.GATEWAY_FAILED, as_json=configure_logging("info")):

@@ -212,7 +212,8 @@ def export_regimes(
 @app.command()
 def gateway(
     published: Annotated[
-        Path, typer.Option(help="The published folder.", show_default=False, metavar="FOLDER", file_okay=False)
+        str,
+        typer.Option(help="The published folder, or its URL in an object store.", show_default=False, metavar="FOLDER"),
     ],
     upstream: Annotated[
         list[str] | None, typer.Option(help="URL of a model server; may be repeated.", metavar="URL")

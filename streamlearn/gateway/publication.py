@@ -1,6 +1,7 @@
 """The publication in use: read from a folder, replaced while requests are answered, and how it routes.
 
-1. Once a second the folder is examined, in a worker thread.
+1. Once a second the folder is examined, in a worker thread. From an object store, the newest publication is first
+   copied to a folder of this process, every `STORE_INTERVAL_S`.
 2. A new publication is read completely while the current one stays in use. If it cannot be read, reading is retried.
 3. If no server has one of its versions, the current publication stays in use for as long as all its own versions are
    served: then one is complete and the other is not. Otherwise the new one is used.
@@ -15,8 +16,10 @@ snapshot that was published.
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -28,6 +31,7 @@ from streamlearn.events import Event, get_logger
 from streamlearn.gateway.upstreams import Fleet, GatewayMetrics
 from streamlearn.http.responses import ApiError
 from streamlearn.model_files import load_tokenizer
+from streamlearn.publish.objects import ObjectStore
 from streamlearn.publish.publication import (
     FILE,
     Publication,
@@ -43,6 +47,7 @@ from streamlearn.shift.routing import RequestClassifier
 from streamlearn.stream.decode import Decoder
 
 INTERVAL_S = 1.0
+STORE_INTERVAL_S = 5.0  # each look is a request that stores charge for
 _UNLIMITED = 1 << 40
 _LIMITS = StreamSettings(max_string_chars=_UNLIMITED, max_tokens=_UNLIMITED, batch_tokens=_UNLIMITED)
 """The body's size is limited already, and the model servers have limits of their own."""
@@ -174,15 +179,26 @@ def read_decoder(folder: Path) -> Decoder:
 class PublicationWatch:
     """The publication in use. Used by one event loop."""
 
-    def __init__(self, folder: Path, fleet: Fleet, metrics: GatewayMetrics, *, canary: float = 1.0) -> None:
-        """Build the watch; `canary` is the share of requests that the newest publication gets."""
+    def __init__(self, published: Path | str, fleet: Fleet, metrics: GatewayMetrics, *, canary: float = 1.0) -> None:
+        """Build the watch.
+
+        Args:
+            published: The published folder, or its URL in an object store.
+            fleet: The model servers.
+            metrics: What is counted.
+            canary: Share of the requests that the newest publication gets.
+
+        Raises:
+            ConfigError: no client of the store is installed.
+        """
         self.current: LoadedPublication | None = None
         """The newest publication; None before the first."""
         self._previous: LoadedPublication | None = None
         self._canary = canary
-        self.refusal = f"{folder}: not read yet"
+        self.refusal = f"{published}: not read yet"
         """Why the newest publication is not in use, while there is none."""
-        self._folder = folder
+        self._store = ObjectStore(published, setting="--published") if isinstance(published, str) else None
+        self._folder = Path(published)
         self._fleet = fleet
         self._metrics = metrics
         self._next: LoadedPublication | None = None
@@ -192,12 +208,16 @@ class PublicationWatch:
 
     async def run(self) -> None:
         """Examine the folder repeatedly, until cancelled."""
-        while True:
-            try:
-                await self.examine()
-            except Exception:  # noqa: BLE001 - the current one stays in use, and the next publication may be better
-                _log.exception(Event.PUBLICATION_REFUSED, reason="unexpected")
-            await asyncio.sleep(INTERVAL_S)
+        with ExitStack() as resources:
+            if self._store is not None:
+                copy = TemporaryDirectory(prefix="streamlearn-gateway-", ignore_cleanup_errors=True)
+                self._folder = Path(resources.enter_context(copy))
+            while True:
+                try:
+                    await self.examine()
+                except Exception:  # noqa: BLE001 - the current one stays in use, and the next publication may be better
+                    _log.exception(Event.PUBLICATION_REFUSED, reason="unexpected")
+                await asyncio.sleep(INTERVAL_S if self._store is None else STORE_INTERVAL_S)
 
     def choose(self, fields: Mapping[str, Any]) -> LoadedPublication | None:
         """The publication for a request with these fields; None before the first.
@@ -213,6 +233,12 @@ class PublicationWatch:
 
     async def examine(self) -> None:
         """Steps 1 to 4, once."""
+        if self._store is not None:
+            try:
+                await asyncio.to_thread(self._store.pull, self._folder)
+            except PublicationError as error:
+                self._refuse("store", error)
+                return
         version = await asyncio.to_thread(version_of, self._folder / FILE)  # 1.
         if version is None or version != self._version:
             await self._read(version)
@@ -224,13 +250,17 @@ class PublicationWatch:
         try:
             self._next = await asyncio.to_thread(LoadedPublication.read, self._folder)
         except PublicationError as error:
-            if (version, str(error)) != self._refused:
-                self._refused = version, str(error)
-                self.refusal = str(error)
-                self._metrics.refusals.inc()
-                _log.warning(Event.PUBLICATION_REFUSED, reason=self.refusal)
+            self._refuse(version, error)
             return
         self._version = version
+
+    def _refuse(self, version: object, error: PublicationError) -> None:
+        """Report why the newest publication cannot be read, once."""
+        if (version, str(error)) != self._refused:
+            self._refused = version, str(error)
+            self.refusal = str(error)
+            self._metrics.refusals.inc()
+            _log.warning(Event.PUBLICATION_REFUSED, reason=self.refusal)
 
     async def _may_replace(self, new: LoadedPublication) -> bool:
         """Step 3."""

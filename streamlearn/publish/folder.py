@@ -26,12 +26,19 @@ from safetensors import SafetensorError
 from streamlearn.backbone.lora import PlainLora
 from streamlearn.errors import PublicationError
 from streamlearn.export.formats import BaseModel, read_peft, write_peft
-from streamlearn.publish.publication import RUN_LETTERS, VERSION_FILE, Version, routing_bytes
+from streamlearn.publish.publication import (
+    ADAPTERS,
+    ROUTING,
+    RUN_LETTERS,
+    TOKENIZER,
+    VERSION_FILE,
+    Version,
+    routing_bytes,
+)
 from streamlearn.snapshot.files import Files, SharedFiles, list_tree, share
 
-ADAPTERS, ROUTING = "adapters", "routing"
 HISTORY = "history.jsonl"
-TOKENIZER, _STAGING = "tokenizer-", ".staging-"
+_STAGING = ".staging-"
 
 
 class PublicationFiles:

@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from streamlearn.settings import HubSettings, PublishSettings, Settings
 from streamlearn.snapshot.files import LOCK, FileLock, Files
 
 if TYPE_CHECKING:
+    from streamlearn.publish.objects import ObjectStore
     from streamlearn.publish.publication import Publication
     from streamlearn.publish.publisher import AdapterPublisher
     from streamlearn.regimes.canaries import Canary
@@ -32,7 +33,7 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> 
     `shape` is None where the backbone is not on this machine: what depends on it is then not checked.
 
     Raises:
-        ConfigError: it cannot, or a file with a token or key cannot be read.
+        ConfigError: it cannot, a file with a token or key cannot be read, or the object store has no client here.
     """
     own = settings.publish
     if own is None:
@@ -52,6 +53,7 @@ def check(settings: Settings, config: HeadLoraConfig, shape: Outline | None) -> 
             f"publish.min_holdout_records must be at most holdout.records_per_regime "
             f"{settings.holdout.records_per_regime}, found {own.min_holdout_records}"
         )
+    _store(settings)
     for section in (own.vllm, own.hub):
         if section is not None and section.token_file is not None:
             read_token(section.token_file, min_chars=1)
@@ -76,14 +78,33 @@ def check_disk(settings: Settings) -> None:
         PublicationError: the folder cannot be written, or a file is damaged.
         ConfigError: another run published in the folder.
     """
-    if settings.publish is None:
+    if (folder := settings.published_folder) is None:
         return
     from streamlearn.publish.folder import check_folder
     from streamlearn.publish.publisher import RollbackFile
 
-    check_folder(settings.publish.folder)
-    _check_run(settings.publish.folder, _runs(settings.state))
+    check_folder(folder)
+    _check_run(settings, folder)
     RollbackFile(settings.state).read()
+
+
+def fault_of_store(settings: Settings) -> str | None:
+    """Why the object store of `publish.folder` cannot be used now; None if it can, or there is none."""
+    try:
+        if (store := _store(settings)) is not None:
+            store.check()
+    except PublicationError as error:
+        return str(error)
+    return None
+
+
+def _store(settings: Settings) -> "ObjectStore | None":
+    """The object store that `publish.folder` names; None if it is a folder."""
+    if settings.publish is None or isinstance(settings.publish.folder, Path):
+        return None
+    from streamlearn.publish.objects import ObjectStore
+
+    return ObjectStore(settings.publish.folder)
 
 
 @contextmanager
@@ -96,12 +117,11 @@ def own_folder(settings: Settings) -> Iterator[None]:
         ConfigError: another run published in it.
         PublicationError: its newest publication is damaged.
     """
-    if settings.publish is None:
+    if (folder := settings.published_folder) is None:
         yield
         return
-    folder = settings.publish.folder
     with folder_lock(folder):
-        _check_run(folder, _runs(settings.state))
+        _check_run(settings, folder)
         yield
 
 
@@ -110,15 +130,23 @@ def folder_lock(folder: Path) -> FileLock:
     return FileLock(folder / LOCK, folder, "publish.folder")
 
 
-def _check_run(folder: Path, runs: Sequence[str]) -> None:
-    """Check that the newest publication is of this state folder's run, or of one that `--fresh` ended."""
+def _check_run(settings: Settings, folder: Path) -> None:
+    """Check that the newest publication is of this state folder's run, or of one that `--fresh` ended.
+
+    Of a store that does not answer, the publisher checks it before it writes there.
+    """
     from streamlearn.publish.publication import FILE, Publication
 
-    if (folder / FILE).exists() and (found := Publication.read(folder).run) not in runs:
+    newest = Publication.read(folder) if (folder / FILE).exists() else None
+    if (store := _store(settings)) is not None:
+        with suppress(PublicationError):
+            newest = store.publication() or newest
+    if newest is not None and newest.run not in _runs(settings.state):
+        where = folder if store is None else store.url
         raise ConfigError(
-            f"publish.folder {folder}: its newest publication must be this daemon's, found one of run {found[:6]}, "
-            "whose versions this daemon would remove: set publish.folder to another folder; or, if that run has ended "
-            f"for good, move {FILE} out of the folder"
+            f"publish.folder {where}: its newest publication must be this daemon's, found one of run "
+            f"{newest.run[:6]}, whose versions this daemon would remove: set publish.folder to another folder; or, if "
+            f"that run has ended for good, move {FILE} out of the folder"
         )
 
 
@@ -159,19 +187,20 @@ def open_publisher(
         return None
     check_canaries(settings, canaries)
     from streamlearn.export.formats import BaseModel
-    from streamlearn.publish.folder import ADAPTERS, PublicationFiles
+    from streamlearn.publish.folder import PublicationFiles
     from streamlearn.publish.gate import ScoringQueue
-    from streamlearn.publish.publication import version_pattern, write_vectors
+    from streamlearn.publish.publication import ADAPTERS, version_pattern, write_vectors
     from streamlearn.publish.publisher import AdapterPublisher, Targets
     from streamlearn.publish.replicas import Replica, ReplicaSet
     from streamlearn.regimes.holdout import TimeBudget
 
     base = BaseModel.from_settings(settings.backbone, shape, name=own.base_model)
-    folder = PublicationFiles(own.folder, base)
+    assert settings.published_folder is not None
+    folder = PublicationFiles(settings.published_folder, base)
     scoring = ScoringQueue(learner, TimeBudget(own.time_share), pack_tokens=settings.stream.batch_tokens)
     run, runs = _run(settings.state), _runs(settings.state)
     upload = None if own.hub is None else partial(upload_folder, own.hub, folder.folder, runs)
-    replicas, seen_at = [], f"{own.folder}"
+    replicas, seen_at = [], f"{folder.folder}"
     if (vllm := own.vllm) is not None:
         key = None if vllm.token_file is None else read_token(vllm.token_file, min_chars=1)
         replicas = [Replica(url, key=key, timeout_s=vllm.timeout_s) for url in vllm.replicas]
@@ -183,7 +212,7 @@ def open_publisher(
         backbone.tokenizer.save_pretrained(target)
         write_vectors(target, backbone.token_vectors)
 
-    targets = Targets(folder, folder.write_tokenizer(save), base, fleet, upload)
+    targets = Targets(folder, folder.write_tokenizer(save), base, fleet, upload, _store(settings), runs)
     return AdapterPublisher(settings, config, run, targets, scoring, canaries=canaries)
 
 
@@ -228,8 +257,7 @@ def upload_folder(
     """
     from huggingface_hub import HfApi
 
-    from streamlearn.publish.folder import ADAPTERS, ROUTING, TOKENIZER
-    from streamlearn.publish.publication import FILE, RUN_LETTERS
+    from streamlearn.publish.publication import ADAPTERS, FILE, ROUTING, RUN_LETTERS, TOKENIZER
 
     api = HfApi(endpoint=endpoint, token=read_token(hub.token_file, min_chars=1))
     api.create_repo(hub.repository, private=hub.private, exist_ok=True)

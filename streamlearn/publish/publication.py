@@ -44,6 +44,8 @@ from streamlearn.shift.monitor import MonitorState
 from streamlearn.snapshot.files import Files, SharedFiles
 
 FILE = "publication.json"
+ADAPTERS, ROUTING, TOKENIZER = "adapters", "routing", "tokenizer-"
+"""Folders of versions and routing states, and how the names of tokenizers begin."""
 FORMAT: Final = 1
 RUN_LETTERS = 6
 """Letters of a run's identity (32 hex digits) in the names of its versions."""

@@ -5,10 +5,10 @@ For the newest snapshot:
 1. The gate tests every regime whose weights changed (`regime_gate`); the forward passes are made by the loop, between
    steps and within `publish.time_share`.
 2. What passed is written as versions, each complete or absent.
-3. Every replica that answers loads them. If none answers, or one refuses, nothing is published, and the publisher
-   tries again.
+3. An object store gets them, and every replica that answers loads them. If the store or no replica answers, or one
+   refuses, nothing is published, and the publisher tries again.
 4. The routing state of the snapshot is written.
-5. `publication.json` is replaced: from here on gateways send requests to the new versions.
+5. `publication.json` is replaced, in an object store too: from here on gateways send requests to the new versions.
 6. The hub gets a commit.
 7. After `publish.vllm.drain_s` the replicas unload what was replaced, and old files are removed.
 
@@ -47,6 +47,7 @@ from streamlearn.publish.gate import (
     RegimeGate,
     ScoringQueue,
 )
+from streamlearn.publish.objects import ObjectStore
 from streamlearn.publish.publication import FILE, Publication, PublishedRegime, Version
 from streamlearn.publish.replicas import ReplicaSet
 from streamlearn.publish.snapshot import SnapshotRegimes
@@ -114,6 +115,10 @@ class Targets:
     replicas: ReplicaSet
     upload: Callable[[Publication], None] | None
     """Commits the folder to a repository on the hub."""
+    store: ObjectStore | None = None
+    """Gets a copy of the folder, from which gateways read."""
+    runs: Sequence[str] = ()
+    """Runs that may publish in the store."""
 
 
 class AdapterPublisher:
@@ -168,6 +173,8 @@ class AdapterPublisher:
         """Time at which each replaced version is unloaded, by name: requests may still be using it."""
         self._upload_pending = targets.upload is not None and self._publication is not None
         self._upload_at = -math.inf
+        self._is_mirrored = targets.store is None
+        """Whether the store has the newest publication."""
         self._upload_fault: str | None = None
         self._status = replace(_status(self._publication), replicas=targets.replicas.status)
         self._thread = threading.Thread(target=self._work, name="publish", daemon=True)
@@ -222,7 +229,8 @@ class AdapterPublisher:
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
-                faults = [self._fault_of(part) for part in (self._publish_pending, self._reconcile, self._upload)]
+                parts = (self._publish_pending, self._mirror, self._reconcile, self._upload)
+                faults = [self._fault_of(part) for part in parts]
             except PublishingStoppedError:
                 return
             self._report(next((fault for fault in faults if fault is not None), None))
@@ -298,7 +306,7 @@ class AdapterPublisher:
             if path.exists():
                 raise
             return None  # it was pruned: a newer one is on its way
-        fault = self._targets.replicas.fault_of_loading([version.name for version in fresh.values()])  # 3.
+        fault = self._fault_of_delivery([version.name for version in fresh.values()])  # 3.
         if self._is_undone(snapshot.step):
             return None
         if fault is not None:
@@ -314,6 +322,15 @@ class AdapterPublisher:
         self._name_versions(snapshot, decisions, fresh, routing)  # 5.
         self._log_written(new=len(fresh), started=started)
         return None
+
+    def _fault_of_delivery(self, names: Collection[str]) -> str | None:
+        """Why servers cannot have these versions, if so."""
+        if names and self._targets.store is not None:
+            try:
+                self._targets.store.upload(self._targets.folder.folder, self._targets.runs)
+            except PublicationError as error:
+                return str(error)
+        return self._targets.replicas.fault_of_loading(names)
 
     def _is_undone(self, step: int) -> bool:
         """Whether the run went back to before this step since the iteration began, or ended without waiting."""
@@ -409,6 +426,7 @@ class AdapterPublisher:
         publication.write(self._targets.folder.folder, self._targets.folder.files)
         self._publication = publication
         self._upload_pending = self._targets.upload is not None
+        self._is_mirrored = self._targets.store is None
         dropped = set(before.adapters if before is not None else ()) - set(publication.adapters)
         self._draining |= dict.fromkeys(dropped, self._clock() + self._drain_s)
         self._status = replace(
@@ -427,14 +445,25 @@ class AdapterPublisher:
             seconds=round(self._clock() - started, 2),
         )
 
+    def _mirror(self) -> None:
+        """Step 5 in the object store."""
+        if self._targets.store is not None and self._publication is not None and not self._is_mirrored:
+            self._targets.store.mirror(self._targets.folder.folder, self._targets.runs)
+            self._is_mirrored = True
+
     def _reconcile(self) -> None:
-        """Step 7: have replicas load and unload versions, and remove old files."""
+        """Step 7: have replicas load and unload versions, and remove old files.
+
+        While an object store has an older publication, gateways send requests to what that names.
+        """
         now = self._clock()
+        if not self._is_mirrored:
+            self._draining = dict.fromkeys(self._draining, now + self._drain_s)
         self._draining = {name: due for name, due in self._draining.items() if due > now}
         current = self._publication.adapters if self._publication is not None else ()
         self._targets.replicas.reconcile(current, self._draining)
         self._status = replace(self._status, replicas=self._targets.replicas.status)
-        if self._publication is not None:
+        if self._publication is not None and self._is_mirrored:
             waiting = {version.name for version in self._unpublished.values()}
             kept = self._targets.folder.newest_names(self._own.keep, run=self._run)
             self._targets.folder.prune({*current, *self._draining, *waiting, *kept}, self._routing)

@@ -3,10 +3,11 @@
 import ipaddress
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 INT64_MAX = 2**63 - 1
 
@@ -87,6 +88,33 @@ def server_urls(urls: Iterable[str]) -> tuple[str, ...]:
         if found[-1] in found[:-1]:
             raise ValueError(f"each server must be named once, found {found[-1]} twice")
     return tuple(found)
+
+
+def folder_or_store(value: object) -> Path | str:
+    """Return a folder's path, or the URL of a place in an object store without a slash at its end.
+
+    >>> folder_or_store("published"), folder_or_store("s3://bucket/adapters/")
+    (PosixPath('published'), 's3://bucket/adapters')
+
+    Raises:
+        ValueError: it is neither, or a URL that holds more than that, or one of this machine.
+    """
+    if isinstance(value, str) and "://" in value:
+        if value.startswith(("file://", "local://")):
+            raise ValueError("expected a folder of this machine as a path, without file://")
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/@?#:]+(/[^\s@?#]*)?", value):
+            raise ValueError(
+                "expected the URL of an object store such as s3://bucket/prefix, without a password, a port or a "
+                f"query, found {shown_server(value)}"
+            )
+        return value.rstrip("/")
+    if not isinstance(value, str | Path):
+        raise ValueError("expected a path, or the URL of an object store such as s3://bucket/prefix")
+    return Path(value)
+
+
+FolderOrStore = Annotated[Path | str, BeforeValidator(folder_or_store)]
+"""A folder, or the URL of a place in an object store; only the former is a `Path`."""
 
 
 def check_token(name: str, urls: Iterable[str], allowing: str = "set allow_plaintext: true") -> None:

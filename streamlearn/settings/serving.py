@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from streamlearn.settings.section import (
+    FolderOrStore,
     RequestSeconds,
     Seconds,
     Section,
@@ -170,8 +171,8 @@ class GatewaySettings(ListenSettings):
     key_prefix = "--"
     token_place = "--token-file"  # noqa: S105 - an option
 
-    published: Path
-    """The published folder."""
+    published: FolderOrStore
+    """The published folder, or its URL in an object store."""
     upstreams: Annotated[tuple[str, ...], AfterValidator(server_urls)] = ()
     """URLs of the model servers, without /v1."""
     upstream_dns: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$")] | None = None
@@ -214,14 +215,14 @@ class GatewaySettings(ListenSettings):
 
 
 class VllmSettings(Section):
-    """vLLM servers that load and unload adapters while they run (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)."""
+    """vLLM or SGLang servers that load and unload adapters while they run."""
 
     replicas: ServerUrls
     """Their URLs, such as http://10.0.0.5:8000."""
     folder: str | None = None
-    """Path of publish.folder as the replicas see it, if it differs."""
+    """Path of publish.folder as the replicas see it, if it differs; for an object store, where they have it mounted."""
     token_file: Path | None = None
-    """File with the API key of the replicas (vllm serve --api-key)."""
+    """File with the API key of the replicas (--api-key)."""
     allow_plaintext: bool = False
     """Whether the key may be sent over plain HTTP to other machines."""
     timeout_s: RequestSeconds = 60.0
@@ -256,9 +257,10 @@ class PublishSettings(Section):
     Needs a preset with one expert per head and one adapter per regime, such as streamlearn.
     """
 
-    folder: Path
+    folder: FolderOrStore
     """Folder of the publication, relative to the configuration file, written by one daemon; the gateway and the
-    replicas read it."""
+    replicas read it. Or its URL in an object store, s3://BUCKET/PREFIX, with extra objects; credentials come from the
+    store's own places, such as AWS_PROFILE."""
     name: str = Field(default="streamlearn", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """First part of every version's name: NAME-regime-3@184-5d3c1f is regime 3 after 184 updates of
     run 5d3c1f."""

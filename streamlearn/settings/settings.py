@@ -87,6 +87,13 @@ class Settings(Section, BaseSettings):
             return None
         return self.dead_letters.file or self.state / "dead_letters.jsonl"
 
+    @property
+    def published_folder(self) -> Path | None:
+        """The folder that the publisher writes: `publish.folder` or, for an object store, what is copied there."""
+        if self.publish is None:
+            return None
+        return self.publish.folder if isinstance(self.publish.folder, Path) else self.state / "published"
+
     @model_validator(mode="after")
     def _dead_letter_topic_has_a_cluster(self) -> Self:
         if self.dead_letters.topic is not None:

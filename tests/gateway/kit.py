@@ -33,7 +33,7 @@ def prompts_of_each_task() -> list[str]:
 
 @contextmanager
 def gateway(
-    published: Path, *upstreams: StubUpstream | str, token: str = "", **options: Any
+    published: Path | str, *upstreams: StubUpstream | str, token: str = "", **options: Any
 ) -> Iterator[httpx2.Client]:
     """A client of a gateway."""
     urls = tuple(each if isinstance(each, str) else each.url for each in upstreams)
@@ -44,6 +44,7 @@ def gateway(
         patch.object(upstreams_module, "POLL_S", 0.05),
         patch.object(upstreams_module, "DNS_S", 0.05),
         patch.object(publication, "INTERVAL_S", 0.05),
+        patch.object(publication, "STORE_INTERVAL_S", 0.05),
         patch.object(publication, "read_decoder", lambda _: nano_decoder()),
         server,
         httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20.0) as client,
@@ -52,7 +53,7 @@ def gateway(
 
 
 @contextmanager
-def ready_gateway(published: Path, *upstreams: StubUpstream | str, **options: Any) -> Iterator[httpx2.Client]:
+def ready_gateway(published: Path | str, *upstreams: StubUpstream | str, **options: Any) -> Iterator[httpx2.Client]:
     """A client of a gateway that has a publication, and has polled all servers."""
     with gateway(published, *upstreams, **options) as client:
         wait_until(lambda: is_ready(client) and metric(client, "upstream_up") == len(upstreams), "readiness")
