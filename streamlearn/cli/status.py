@@ -238,7 +238,7 @@ _REASONS = {
     "worse_than_published": "held back: worse than the published version",
     "worse_on_canary": "held back: worse on canaries",
     "answers_changed": "held back: the answers changed",
-    "not_loaded": "held back: no replica could load it",
+    "not_loaded": "held back: not delivered to replicas or store",
 }
 
 

@@ -141,7 +141,9 @@ class _Gateway:
             headers = answer_headers(target.model, target.regime, target.score)
             headers["x-streamlearn-publication"] = str(loaded.publication.sequence)
             annotate(model=target.model, regime=target.regime, publication=loaded.publication.sequence)
-            work = self._fleet.send(target.model, path, _body({**fields, "model": target.model}), _forwarded(request))
+            work = self._fleet.send(
+                target.model, path, lambda name: _body({**fields, "model": name}), _forwarded(request)
+            )
             answer = await while_connected(request.receive, work)
         except ApiError as error:
             self._count(label, "cancelled" if error.status == 499 else _outcome(error.status))

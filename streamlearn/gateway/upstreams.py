@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from streamlearn.events import Event, get_logger
 from streamlearn.http.responses import EVENT_STREAM, ApiError, unavailable
 from streamlearn.http.tracing import request_to
+from streamlearn.publish.servers import VLLM, kind_of
 
 POLL_S = 1.0
 DNS_S = 5.0
@@ -41,7 +42,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _ANSWER_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DONE = b"data: [DONE]"
-_NOT_LOADED = b"was found but could not be loaded"  # of vLLM's resolver, which takes it for the client's fault
+# vLLM's resolver and SGLang take what they have not loaded for the client's fault
+_NOT_LOADED = (b"was found but could not be loaded", b"has never been loaded")
 _RETURNED = ("retry-after", "retry-after-ms", "x-request-id")
 
 _log = get_logger("gateway")
@@ -115,7 +117,7 @@ class EventStream:
 
 
 class Upstream:
-    """A model server that speaks OpenAI's API, as vLLM does. Used by one event loop."""
+    """A model server that speaks OpenAI's API, as vLLM and SGLang do. Used by one event loop."""
 
     def __init__(self, url: str, *, timeout_s: float, token: str = "") -> None:
         """Build a client; it connects when it is used.
@@ -128,6 +130,9 @@ class Upstream:
         self.url = url.rstrip("/")
         self.models: frozenset[str] = frozenset()
         """Models that it served at the last poll; none while it is unreachable."""
+        self.kind = VLLM
+        self._backbones: dict[str, str] = {}
+        """What each adapter is loaded on."""
         self.in_flight = 0
         """Requests in progress."""
         self.is_reachable = False
@@ -146,14 +151,22 @@ class Upstream:
             response = await self._client.get("/v1/models", timeout=POLL_TIMEOUT_S)
             if response.status_code != 200:
                 raise ValueError(f"GET /v1/models was answered {response.status_code}")
-            models = frozenset(str(row["id"]) for row in orjson.loads(response.content)["data"])
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+            rows = orjson.loads(response.content)["data"]
+            models = frozenset(str(row["id"]) for row in rows)
+            self._backbones = {str(row["id"]): str(row["parent"]) for row in rows if row.get("parent")}
+            self.kind = kind_of(rows)
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._unreachable(error)
         else:
             self.models = models
             if not self.is_reachable:
                 self.is_reachable, self._was_reported = True, False
                 _log.info(Event.UPSTREAM_REACHABLE, upstream=self.url, models=len(models))
+
+    def name_of(self, model: str) -> str:
+        """What a request for a model must name here."""
+        backbone = self._backbones.get(model)
+        return model if backbone is None else self.kind.model.format(backbone=backbone, adapter=model)
 
     async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | EventStream:
         """Send a request with these headers; return the whole answer, or a stream once its first part is there.
@@ -171,7 +184,7 @@ class Upstream:
             with self.translated():
                 if not content_type.startswith(EVENT_STREAM):
                     content = await response.aread()
-                    if status == 400 and _NOT_LOADED in content:
+                    if status == 400 and any(words in content for words in _NOT_LOADED):
                         raise UpstreamFailedError("it cannot load the version; its log says why")
                     return Answer(status, content_type, content, returned)
                 parts = response.aiter_raw()
@@ -284,8 +297,10 @@ class Fleet:
         """Whether each of these versions can be asked for."""
         return all(any(self._can_answer(upstream, version) for upstream in self.upstreams) for version in versions)
 
-    async def send(self, model: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | EventStream:
-        """Have one server that has the model answer.
+    async def send(
+        self, model: str, path: str, body: Callable[[str], bytes], headers: Mapping[str, str]
+    ) -> Answer | EventStream:
+        """Have one server that has the model answer; `body` makes the request, with the model's name there.
 
         The one with the fewest requests in flight is tried first, then the others, each once.
 
@@ -298,7 +313,7 @@ class Fleet:
             tried.append(upstream)
             try:
                 with request_to(upstream.url, model) as trace:
-                    return await upstream.send(path, body, {**headers, **trace})
+                    return await upstream.send(path, body(upstream.name_of(model)), {**headers, **trace})
             except UpstreamFailedError as error:
                 reason = f"every model server that has {model} failed, the last with: {error}"
                 self._metrics.retries.labels(upstream.url).inc()
@@ -338,7 +353,9 @@ class Fleet:
         return new
 
     def _can_answer(self, upstream: Upstream, model: str) -> bool:
-        return model in upstream.models or (self._on_demand and upstream.is_reachable)
+        if model in upstream.models:
+            return True
+        return self._on_demand and upstream.is_reachable and upstream.kind.may_load_on_demand
 
     def _least_busy(self, model: str, tried: Collection[Upstream]) -> Upstream | None:
         able = [own for own in self.upstreams if own not in tried and self._can_answer(own, model)]

@@ -71,7 +71,7 @@ class HeldBack(StrEnum):
     """The answers changed, or may have: also where a regime began as the refused return of another. Or the regime was
     split. An operator decides."""
     NOT_LOADED = "not_loaded"
-    """No replica could load it."""
+    """No replica could load it, or the object store does not get it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""vLLM servers that load and unload adapters while they run.
+"""vLLM and SGLang servers that load and unload adapters while they run.
 
 All are asked concurrently, so that one that hangs delays no other. The threads are daemons: they never keep the
 process from ending.
@@ -18,10 +18,14 @@ import httpx2
 
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import Event, get_logger
+from streamlearn.publish.servers import VLLM, kind_of
 from streamlearn.status import ReplicaStatus
 
 ASK_S = 5.0
 """Maximum time for a request that needs no weights."""
+
+_MISSING = ("No adapter found", "Repo id must")
+"""How vLLM and SGLang say that a folder is not there; the latter then looks for it on the hub."""
 
 _log = get_logger("publish")
 
@@ -45,6 +49,8 @@ class Replica:
         self._timeout_s = timeout_s
         # A proxy named in the environment must not receive the key.
         self._client = httpx2.Client(base_url=url, headers=headers, trust_env=False)
+        self._kind = VLLM
+        """As of the newest `loaded`, which is asked before anything is loaded."""
         self.own: dict[str, str | None] = {}
         """Adapters that this process loaded, by name, with the path that the server listed then."""
         self.reported: set[str] = set()
@@ -60,6 +66,7 @@ class Replica:
         answer = self._request("GET", "/v1/models", timeout_s=ASK_S)
         try:
             models = answer.json()["data"]
+            self._kind = kind_of(models)
             return {
                 str(model["id"]): None if model.get("root") == model["id"] else model.get("root") for model in models
             }
@@ -73,12 +80,13 @@ class Replica:
             ReplicaUnreachableError: it does not answer.
             ReplicaRefusedError: it cannot load the adapter.
         """
-        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, folder=folder)
+        path = self._kind.adapters.format(action="load")
+        self._request("POST", path, {"lora_name": name, "lora_path": folder}, folder=folder)
         self.own[name] = self.loaded().get(name)
 
     def unload(self, name: str) -> None:
         """Unload an adapter. Raises like `load`."""
-        self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        self._request("POST", self._kind.adapters.format(action="unload"), {"lora_name": name})
         self.own.pop(name, None)
 
     def close(self) -> None:
@@ -102,12 +110,13 @@ class Replica:
 def _message(answer: httpx2.Response, folder: str) -> str:
     """The server's own words, with advice on the most frequent ones; `folder` is what it should load, if anything."""
     text = answer.text[:500]
-    if "No adapter found" in text and folder and Path(folder).exists():
+    is_missing = any(words in text for words in _MISSING)
+    if is_missing and folder and Path(folder).exists():
         return (
             f"{text}; it exists on this machine: let the server's user read it and enter every folder above it; for a "
             "server on another machine set publish.vllm.folder to the path of publish.folder there"
         )
-    if "No adapter found" in text:
+    if is_missing:
         return f"{text}; the server must see publish.folder: set publish.vllm.folder to its path there"
     if answer.status_code == httpx2.codes.NOT_FOUND:
         return f"{text}; start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"
