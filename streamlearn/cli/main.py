@@ -14,7 +14,16 @@ from streamlearn import __version__
 from streamlearn.cli import controls, dead_letters, streams
 from streamlearn.cli.feed import feed
 from streamlearn.cli.init import init, schema
-from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
+from streamlearn.cli.options import (
+    ConfigOption,
+    JsonOption,
+    err,
+    load_settings,
+    natural,
+    number,
+    out,
+    positive,
+)
 from streamlearn.daemon.process import StopSignals, versions
 from streamlearn.errors import StreamlearnError, UsageError, without_credentials
 from streamlearn.events import configure_logging
@@ -136,7 +145,9 @@ def evaluate(
     generate: Annotated[
         bool, typer.Option("--generate", help="Also generate answers and score exact match and ROUGE-L.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per generated answer.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Maximum tokens per generated answer.", metavar="N", parser=positive)
+    ] = 64,
     as_json: JsonOption = False,
 ) -> None:
     """Measure loss, perplexity and accuracy on a file of records.
@@ -164,7 +175,7 @@ def export_regimes(
     config: ConfigOption,
     out_folder: Annotated[Path, typer.Option("--out", help="Folder to write to.", metavar="FOLDER", file_okay=False)],
     regime: Annotated[
-        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", min=1)
+        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", parser=positive)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Export every regime.")] = False,
     snapshot: Annotated[str, typer.Option(help="Name of the snapshot.", metavar="NAME")] = "newest",
@@ -229,7 +240,9 @@ def gateway(
     host: Annotated[
         str, typer.Option(help="Address to bind; any other than loopback needs a token and TLS.", metavar="ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 8084,
+    port: Annotated[
+        int, typer.Option(help="Port to bind; 0 takes a free one.", metavar="N", parser=number(0, 65535))
+    ] = 8084,
     name: Annotated[
         list[str] | None, typer.Option(help="A further name accepted in the Host header.", metavar="HOST")
     ] = None,
@@ -245,7 +258,12 @@ def gateway(
     tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
     tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
     timeout: Annotated[
-        float, typer.Option(help="Maximum seconds between two parts of a model server's response.", min=1.0)
+        float,
+        typer.Option(
+            help="Maximum seconds between two parts of a model server's response.",
+            metavar="SECONDS",
+            parser=number(1.0, 2e6),
+        ),
     ] = 600.0,
 ) -> None:
     """Route OpenAI requests to a fleet of model servers, each to its regime's adapter.
@@ -300,7 +318,9 @@ def check_config(
     config: ConfigOption,
     sample: Annotated[
         int,
-        typer.Option(help="Also read this many records and show what would be learned of each.", min=0, metavar="N"),
+        typer.Option(
+            help="Also read this many records and show what would be learned of each.", parser=natural, metavar="N"
+        ),
     ] = 0,
 ) -> None:
     """Check a configuration without starting anything.

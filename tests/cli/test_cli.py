@@ -3,8 +3,9 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -78,6 +79,25 @@ def test_help_explains_every_command_and_option_in_80_columns() -> None:
         assert command.help.strip().endswith((".", "}")), words
         for parameter in command.params:
             assert getattr(parameter, "hidden", False) or (parameter.help or "").endswith("."), (words, parameter.name)
+
+
+def numbers_of_commands() -> Iterator[tuple[str, ...]]:
+    """The words of every command with a number, up to the number."""
+    for words, command in commands(typer.main.get_command(app)).items():
+        hints = get_type_hints(command.callback) if command.callback else {}
+        for parameter in command.params:
+            if re.search(r"\b(int|float)\b", str(hints.get(parameter.name))):
+                yield (*words, *(option for option in parameter.opts if option.startswith("--")))
+
+
+@pytest.mark.parametrize("words", list(numbers_of_commands()), ids=" ".join)
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "-inf", "-1", f"{10**30}", "many"])
+def test_a_number_is_finite_and_bounded(words: tuple[str, ...], value: str) -> None:
+    """Whatever is compared with it, written as JSON or waited for."""
+    result = CliRunner().invoke(app, [*words, *([] if words[-1].startswith("--") else ["--"]), value])
+    shown = " ".join(line.strip("│ ") for line in result.output.splitlines())
+    assert result.exit_code == 2
+    assert re.search(rf"expected a (whole )?number from [\d.,]+ to [\d.,]+, found {re.escape(value)}", shown), shown
 
 
 def test_version_is_one_line() -> None:
