@@ -1,5 +1,6 @@
 """The command line. Each command checks its arguments, calls one module and prints; heavy imports happen inside it."""
 
+import atexit
 import gc
 import os
 import sys
@@ -25,8 +26,9 @@ from streamlearn.cli.options import (
     positive,
 )
 from streamlearn.daemon.process import StopSignals, versions
-from streamlearn.errors import StreamlearnError, UsageError, without_credentials
-from streamlearn.events import configure_logging
+from streamlearn.distributed import find_rank
+from streamlearn.errors import ConfigError, StreamlearnError, UsageError, without_credentials
+from streamlearn.events import Event, configure_logging, get_logger
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are tokenized one by one; a pool only warns on fork
 
@@ -57,6 +59,7 @@ _SERVICES = ("run", "gateway")
 
 def main() -> None:
     """Run the command line. A StreamlearnError ends it with one message and its exit code, never with a traceback."""
+    atexit.register(gc.freeze)  # otherwise the interpreter's last collection walks all imported modules: 1.7 s
     streams.guard()
     configure_logging("warning")  # to standard error; `run` applies the configuration's own level
     try:
@@ -114,19 +117,25 @@ def run(
     """
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
-        settings = load_settings(config)
+        try:
+            settings = load_settings(config)
+            place = find_rank(os.environ)
+        except ConfigError:
+            from streamlearn.settings import log_style  # noqa: PLC0415
+
+            as_json = configure_logging(style=log_style(config))
+            with streams.failures_as_events(get_logger("daemon"), Event.DAEMON_FAILED, as_json=as_json):
+                raise
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
-        from streamlearn.distributed import find_rank  # noqa: PLC0415
 
         run_daemon(
             settings,
             signals,
-            find_rank(os.environ),
+            place,
             fresh=fresh,
             accept_config_change=accept_config_change,
             segment_by=segment_by,
         )
-    gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
 
 
 app.command()(feed)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import orjson
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -180,6 +181,48 @@ def test_an_error_is_one_message_and_its_exit_code(
     printed = capsys.readouterr()
     assert printed.err == f"streamlearn: {error}\n"
     assert not re.search("Traceback", printed.out)
+
+
+WRONG_KEY = "source: {jsonl: {path: x}}\nlearner: {lrr: 1}\n"
+STYLE = "STREAMLEARN_LOG__STYLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "is_json"),
+    [
+        (None, {}, True),
+        (None, {STYLE: "console"}, False),
+        (None, {"STREAMLEARN_LOG": "{style: console}", "STREAMLEARN_LEARNER__LRR": "1"}, False),
+        ("log: {style: [", {}, True),
+        ("log: {style: [", {STYLE: "console"}, False),
+        ("log: [console]", {}, True),
+        ("log: {style: loud}", {}, True),
+        (WRONG_KEY, {}, True),
+        (f"{WRONG_KEY}log: {{style: console}}", {}, False),
+        (f"{WRONG_KEY}log: {{style: console}}", {STYLE: "json"}, True),
+    ],
+)
+def test_run_refuses_a_configuration_in_the_style_of_its_log(
+    text: str | None,
+    environ: dict[str, str],
+    is_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As far as the style can be known. Standard error is no terminal here."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = tmp_path / "config.yaml"
+    if text is not None:
+        config.write_text(text, encoding="utf-8")
+    assert run_main(monkeypatch, "run", "--config", str(config)) == 78
+    lines = capsys.readouterr().err.splitlines()
+    if is_json:
+        (event,) = map(orjson.loads, lines)
+        assert (event["event"], event["error"], event["exit_code"]) == ("daemon_failed", "ConfigError", 78)
+    else:
+        assert lines[0].startswith("streamlearn: ")
 
 
 @pytest.mark.parametrize(
