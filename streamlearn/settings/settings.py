@@ -230,7 +230,7 @@ def log_style(path: Path) -> LogStyle:
         names = [name for name in os.environ if name.upper().startswith(f"{ENV_PREFIX}LOG")]
         values = merged(values, Environment.read({name: os.environ[name] for name in names}, Settings).values)
     log = values.get("log")
-    asked = log.get("style") if isinstance(log, dict) else None
+    asked: Any = log.get("style") if isinstance(log, dict) else None
     style: LogStyle = asked if asked in get_args(LogStyle) else "auto"
     return style
 
