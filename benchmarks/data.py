@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import orjson
 
-from benchmarks.measuring import command
+from benchmarks.measuring import command, natural, positive
 from streamlearn.errors import UsageError
 
 Split = Literal["train", "dev", "test"]
@@ -155,14 +155,14 @@ def main() -> None:
     records.add_argument("data", type=Path, help="folder of task files")
     records.add_argument("tasks", nargs="+", help="tasks, in the order in which they are written")
     records.add_argument("--split", choices=["train", "dev", "test"], default="train")
-    records.add_argument("--limit", type=int, help="maximum records per task; default: all")
+    records.add_argument("--limit", type=positive, help="maximum records per task; default: all")
     folder = verbs.add_parser("folder")
     folder.add_argument("file", type=Path, help="the texts, one JSON object per line, gzip")
     folder.add_argument("folder", type=Path, help="new folder for the task files")
-    folder.add_argument("--tasks", type=int, default=100, help="number of tasks")
-    folder.add_argument("--records", type=int, default=50, help="minimum training records")
-    folder.add_argument("--tests", type=int, default=15, help="test records of each task")
-    folder.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    folder.add_argument("--tasks", type=positive, default=100, help="number of tasks")
+    folder.add_argument("--records", type=positive, default=50, help="minimum training records")
+    folder.add_argument("--tests", type=positive, default=15, help="test records of each task")
+    folder.add_argument("--seed", type=natural, default=0, help="seed of the draw")
     given = parser.parse_args()
     if given.verb == "records":
         for task in given.tasks:

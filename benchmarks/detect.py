@@ -37,7 +37,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks import assignment, concept, false_alarms
-from benchmarks.measuring import OTHERS, SHARED, command, grid, parser, show
+from benchmarks.measuring import OTHERS, SHARED, command, grid, parser, positive, positive_float, show
 from benchmarks.streams import (
     PROMPTS,
     RAMP,
@@ -285,12 +285,12 @@ def main() -> None:
     add("--data", type=Path, default=SHARED / "superni", help="folder of SuperNI task files")
     add("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
     add("--backbone", type=Path, help="requests: folder of a model whose tokenizer is used, by default nano")
-    add("--seeds", type=int, default=5, help="streams of each kind and prompt, or runs of each task, one per seed")
+    add("--seeds", type=positive, default=5, help="streams of each kind and prompt, or runs of each task, one per seed")
     add("--quick", action="store_true", help="shifts: use short streams of few records, as a smoke test")
-    add("--max-tokens", type=int, default=1024, help="shifts: stream.max_tokens")
-    add("--records", type=int, default=100_000, help="others: stationary records of each order")
-    add("--length", type=int, default=1000, help="others: records of one stationary stream")
-    add("--level", type=float, nargs="+", default=[1.0], help="others: false alarms per million")
+    add("--max-tokens", type=positive, default=1024, help="shifts: stream.max_tokens")
+    add("--records", type=positive, default=100_000, help="others: stationary records of each order")
+    add("--length", type=positive, default=1000, help="others: records of one stationary stream")
+    add("--level", type=positive_float, nargs="+", default=[1.0], help="others: false alarms per million")
     given = options.parse_args()
     result = MEASUREMENTS[given.measurement](given)
     show(result, table(given.measurement, result), as_json=given.json, width=TABLE_WIDTH)

@@ -24,7 +24,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from benchmarks.measuring import MeasurementError, command, grid, parser, show
+from benchmarks.measuring import MeasurementError, command, grid, parser, positive, show
 from benchmarks.speed_arms import sample_batches
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
@@ -198,8 +198,8 @@ def main() -> None:
         take_part(**orjson.loads(sys.argv[1]))
         return
     options = parser(__doc__)
-    options.add_argument("--processes", type=int, default=2, help="processes, one thread each")
-    options.add_argument("--rounds", type=int, default=24, help="pairs of steps whose speeds are compared")
+    options.add_argument("--processes", type=positive, default=2, help="processes, one thread each")
+    options.add_argument("--rounds", type=positive, default=24, help="pairs of steps whose speeds are compared")
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
     given = options.parse_args()
     result = measure(processes=given.processes, rounds=given.rounds, folder=given.backbone)

@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from benchmarks.measuring import MeasurementError, command, grid, parser, show
+from benchmarks.measuring import MeasurementError, command, grid, parser, positive_float, show
 from tests.gateway.sample_publication import publish_sample, sample_records, served_models
 from tests.gateway.stub_upstream import free_port
 
@@ -142,8 +142,8 @@ def _named(values: Iterable[float]) -> dict[str, float]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--seconds", type=float, default=20.0, help="length of the measurement, each way")
-    options.add_argument("--rate", type=float, default=50.0, help="requests per second")
+    options.add_argument("--seconds", type=positive_float, default=20.0, help="length of the measurement, each way")
+    options.add_argument("--rate", type=positive_float, default=50.0, help="requests per second")
     options.add_argument("--keep-awake", action="store_true", help="let no processor go idle meanwhile")
     given = options.parse_args()
     with _awake() if given.keep_awake else nullcontext():

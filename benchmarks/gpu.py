@@ -50,6 +50,7 @@ from benchmarks.measuring import (
     in_own_process,
     parser,
     peak_mib,
+    positive_float,
     show,
 )
 from benchmarks.speed_arms import build_arm, lora_as_large_as, random_backbone
@@ -332,7 +333,7 @@ def main() -> None:
         return
     options = parser(__doc__)
     options.add_argument("--out", type=Path, default=Path("build/gpu.json"), help="results; runs are in build/gpu")
-    options.add_argument("--minutes", type=float, default=9.0, help="of this call")
+    options.add_argument("--minutes", type=positive_float, default=9.0, help="of this call")
     options.add_argument("--backbone", type=Path, help="folder of the causal language model that learns order 1")
     options.add_argument("--data", type=Path, help="folder of SuperNI's task files")
     options.add_argument("--profile", default="smollm2", help="as in benchmarks.learn")

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from streamlearn.cli.options import MAX_NUMBER, Number, number
 from streamlearn.errors import StreamlearnError
 from streamlearn.events import configure_logging
 from streamlearn.settings.settings import packaged_folder
@@ -39,6 +41,22 @@ def parser(description: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return options
+
+
+def numeric(least: Number, most: Number) -> Callable[[str], Number]:
+    """Return the `type` of an option: a number of the bounds' type between them."""
+    parse = number(least, most)
+
+    def parsed(text: str) -> Number:
+        try:
+            return parse(text)
+        except typer.BadParameter as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
+natural, positive, positive_float = numeric(0, MAX_NUMBER), numeric(1, MAX_NUMBER), numeric(1e-3, 1e9)
 
 
 def command(main: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import orjson
 import torch
 
-from benchmarks.measuring import SAMPLE, command, grid, in_own_process, parser, peak_mib, show
+from benchmarks.measuring import SAMPLE, command, grid, in_own_process, parser, peak_mib, positive, show
 from connectors.jsonl import JsonlSource
 from streamlearn.adapters.presets import PRESETS, resolve
 from streamlearn.adapters.tuner import attach
@@ -153,8 +153,10 @@ def main() -> None:
         return
     options = parser(__doc__)
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
-    options.add_argument("--records", type=int, default=200, help="records of the bundled sample that a run learns")
-    options.add_argument("--seeds", type=int, default=2, help="runs with each way to store the backbone's weights")
+    options.add_argument(
+        "--records", type=positive, default=200, help="records of the bundled sample that a run learns"
+    )
+    options.add_argument("--seeds", type=positive, default=2, help="runs with each way to store the backbone's weights")
     given = options.parse_args()
     result = measure(given.backbone, given.records, given.seeds)
     summaries: Mapping[str, Mapping[str, float]] = result["summary"]

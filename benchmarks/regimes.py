@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.daemon import without_http
 from benchmarks.data import read_texts, to_lines, to_record
-from benchmarks.measuring import OTHERS, command, grid, parser, resident_mib, show
+from benchmarks.measuring import OTHERS, command, grid, natural, parser, positive, resident_mib, show
 from benchmarks.streams import BATCH_RECORDS, text_decoder, text_featurizer
 from streamlearn.adapters.presets import activated_parameters, resolve
 from streamlearn.adapters.tuner import attach
@@ -305,11 +305,11 @@ def measure(drawn: TwoRounds, backbone: Path | None, seed: int) -> dict[str, Any
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--others", type=Path, default=OTHERS, help="file of texts of other tasks")
-    options.add_argument("--tasks", type=int, default=300, help="tasks, one after another")
-    options.add_argument("--records", type=int, default=30, help="records of a task, and again of its return")
+    options.add_argument("--tasks", type=positive, default=300, help="tasks, one after another")
+    options.add_argument("--records", type=positive, default=30, help="records of a task, and again of its return")
     options.add_argument("--backbone", type=Path, help="folder of a causal language model; by default nano")
-    options.add_argument("--seed", type=int, default=0, help="draws tasks and records")
-    options.add_argument("--returns", type=int, nargs="+", help="assign records only; records of a task each time")
+    options.add_argument("--seed", type=natural, default=0, help="draws tasks and records")
+    options.add_argument("--returns", type=positive, nargs="+", help="assign records only; records of a task each time")
     options.add_argument("--bare", action="store_true", help="with --returns: leave out the tasks' definitions")
     given = options.parse_args()
     draw = partial(TwoRounds.draw, given.others, tasks=given.tasks, seed=given.seed)

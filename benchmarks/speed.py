@@ -25,7 +25,7 @@ import torch
 from rich.table import Table
 
 from benchmarks.daemon import QuietObserver, without_http
-from benchmarks.measuring import SAMPLE, command, parser, show
+from benchmarks.measuring import SAMPLE, command, parser, positive, show
 from benchmarks.speed_arms import (
     ARMS,
     FOLDER_ARMS,
@@ -199,7 +199,7 @@ def _sample_settings(folder: Path) -> Settings:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=7, help="interleaved rounds; the median is reported")
+    options.add_argument("--rounds", type=positive, default=7, help="interleaved rounds; the median is reported")
     options.add_argument("--backbone", type=Path, help="also measure the causal language model in this folder")
     given = options.parse_args()
     result = measure_all(given.rounds, given.backbone)

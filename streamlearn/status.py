@@ -286,7 +286,8 @@ class ShiftStatus:
     probe_failed: bool = False
     """Whether the second is not lower: then nothing of the probe is used."""
     similarity_range: tuple[float, float] | None = None
-    """Lowest and highest mean CKA of a head, of all layers; null when they were not compared."""
+    """Lowest and highest mean CKA of a head, of all layers; null when they were not compared. The routing bias of an
+    expert is its own CKA times `adapter.bias_strength`."""
     mean_importance: float | None = None
     """Mean importance of the transient expert's weights; null unless importance is measured by it."""
     started_from: int | None = None

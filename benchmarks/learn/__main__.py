@@ -28,7 +28,7 @@ from benchmarks.learn.methods import ABLATIONS, METHODS
 from benchmarks.learn.rescore import rescore_suite
 from benchmarks.learn.scores import stream_scores
 from benchmarks.learn.search import SEARCHED, Search
-from benchmarks.measuring import MeasurementError, command, grid, show
+from benchmarks.measuring import MeasurementError, command, grid, natural, positive, show
 from streamlearn.errors import UsageError
 
 
@@ -115,17 +115,19 @@ def options() -> argparse.ArgumentParser:
     add("--method", action="append", help="method or ablation; repeatable; all methods if absent")
     add("--backbone", type=Path, help="folder of a causal language model; by default the profile's builtin model")
     add("--profile", default="nano", help="nano, smollm2, or a file that `search` wrote")
-    add("--records-per-task", type=int, help="maximum training records per task; by default the profile's")
-    add("--evaluated-per-task", type=int, default=50, help="maximum scored records per task")
+    add("--records-per-task", type=positive, help="maximum training records per task; by default the profile's")
+    add("--evaluated-per-task", type=positive, default=50, help="maximum scored records per task")
     add("--order", nargs="+", default=[], help="tasks of a folder, in training order")
     add("--without-answers", action="store_true", help="score losses only: free answers take most of an evaluation")
-    add("--side-by-side", type=int, default=1, help="parallel runs; they share the cores evenly, or one GPU")
+    add("--side-by-side", type=positive, default=1, help="parallel runs; they share the cores evenly, or one GPU")
     add("--split", choices=["test", "development"], default="test", help="records that are scored")
     verb = verbs.add_parser("run", parents=[common], help="make runs")
     verb.add_argument("--plan", type=Path, help="YAML list of suites, methods and seeds, see benchmarks.learn.jobs")
     verb.add_argument("--ablations", action="store_true", help="the default method with each mechanism removed in turn")
-    verb.add_argument("--seeds", type=int, default=3, help="runs per method; a seed draws the records and their order")
-    verb.add_argument("--first-seed", type=int, default=0, help="the first seed; the others follow it")
+    verb.add_argument(
+        "--seeds", type=positive, default=3, help="runs per method; a seed draws the records and their order"
+    )
+    verb.add_argument("--first-seed", type=natural, default=0, help="the first seed; the others follow it")
     verb.set_defaults(action=run)
     verb = verbs.add_parser("search", parents=[common], help="choose a profile on development records")
     verb.add_argument("--write", type=Path, required=True, help="the profile to write")

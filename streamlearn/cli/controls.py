@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from streamlearn import __version__
-from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
+from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out, positive
 from streamlearn.controls import VERBS, AuditLog, Control, ControlFile, Requester, Scope, StateControls
 from streamlearn.controls import read as read_controls
 from streamlearn.errors import StateLockedError, StreamlearnError, UsageError
@@ -88,7 +88,9 @@ snapshots = typer.Typer(
     no_args_is_help=True,
 )
 
-NumberArgument = Annotated[int, typer.Argument(help="Number of the regime, as in `regimes list`.", metavar="N", min=1)]
+NumberArgument = Annotated[
+    int, typer.Argument(help="Number of the regime, as in `regimes list`.", metavar="N", parser=positive)
+]
 NameArgument = Annotated[str, typer.Argument(help="Name of the snapshot, for example 00000042.", metavar="NAME")]
 
 

@@ -13,7 +13,7 @@ import orjson
 import typer
 from rich.console import RenderableType
 
-from streamlearn.cli.options import ConfigOption, JsonOption, load_settings, out
+from streamlearn.cli.options import ConfigOption, JsonOption, load_settings, number, out, positive
 from streamlearn.errors import Reason, UsageError
 from streamlearn.stream.position import RecordId, TopicPartition
 
@@ -29,7 +29,10 @@ ReasonOption = Annotated[
     list[str] | None, typer.Option("--reason", help="Only this reason; may be repeated.", metavar="REASON")
 ]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.", metavar="NAME")]
-PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only records of this partition.", min=0)]
+PartitionOption = Annotated[
+    int | None,
+    typer.Option("--partition", help="Only records of this partition.", metavar="N", parser=number(0, 2**31 - 1)),
+]
 _WHERE = "TOPIC:PARTITION:OFFSET"
 
 
@@ -39,7 +42,7 @@ def list_dead_letters(
     reason: ReasonOption = None,
     topic: TopicOption = None,
     partition: PartitionOption = None,
-    limit: Annotated[int, typer.Option(help="Maximum number to list: the newest.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number to list: the newest.", metavar="N", parser=positive)] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest last, without their content.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamlearn.cli.options import err, out
+from streamlearn.cli.options import err, natural, number, out, positive
 from streamlearn.errors import ConfigError, RecordError, SourceError, UsageError
 
 if TYPE_CHECKING:
@@ -72,11 +72,14 @@ def feed(
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Separator of the cells of CSV.", metavar="CHARACTER")] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Records per second. As fast as possible if absent.", min=1e-3, metavar="N")
+        float | None,
+        typer.Option(help="Records per second. As fast as possible if absent.", parser=number(1e-3, 1e6), metavar="N"),
     ] = None,
     loop: Annotated[bool, typer.Option("--loop", help="Start over at the end, until Ctrl-C or --records.")] = False,
-    records: Annotated[int | None, typer.Option(help="Number of records to send.", min=1, metavar="N")] = None,
-    skip: Annotated[int, typer.Option(help="Number of records to leave out first.", min=0, metavar="N")] = 0,
+    records: Annotated[
+        int | None, typer.Option(help="Number of records to send.", parser=positive, metavar="N")
+    ] = None,
+    skip: Annotated[int, typer.Option(help="Number of records to leave out first.", parser=natural, metavar="N")] = 0,
     skip_bad_rows: Annotated[
         bool,
         typer.Option(

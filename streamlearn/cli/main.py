@@ -1,5 +1,6 @@
 """The command line. Each command checks its arguments, calls one module and prints; heavy imports happen inside it."""
 
+import atexit
 import gc
 import os
 import sys
@@ -14,10 +15,20 @@ from streamlearn import __version__
 from streamlearn.cli import controls, dead_letters, streams
 from streamlearn.cli.feed import feed
 from streamlearn.cli.init import init, schema
-from streamlearn.cli.options import ConfigOption, JsonOption, err, load_settings, out
+from streamlearn.cli.options import (
+    ConfigOption,
+    JsonOption,
+    err,
+    load_settings,
+    natural,
+    number,
+    out,
+    positive,
+)
 from streamlearn.daemon.process import StopSignals, versions
-from streamlearn.errors import StreamlearnError, UsageError, without_credentials
-from streamlearn.events import configure_logging
+from streamlearn.distributed import find_rank
+from streamlearn.errors import ConfigError, StreamlearnError, UsageError, without_credentials
+from streamlearn.events import Event, configure_logging, get_logger
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # records are tokenized one by one; a pool only warns on fork
 
@@ -48,6 +59,7 @@ _SERVICES = ("run", "gateway")
 
 def main() -> None:
     """Run the command line. A StreamlearnError ends it with one message and its exit code, never with a traceback."""
+    atexit.register(gc.freeze)  # otherwise the interpreter's last collection walks all imported modules: 1.7 s
     streams.guard()
     configure_logging("warning")  # to standard error; `run` applies the configuration's own level
     try:
@@ -105,19 +117,25 @@ def run(
     """
     signals = StopSignals()
     with signals.installed():  # before the import, which takes longer than the rest of a start
-        settings = load_settings(config)
+        try:
+            settings = load_settings(config)
+            place = find_rank(os.environ)
+        except ConfigError:
+            from streamlearn.settings import log_style  # noqa: PLC0415
+
+            as_json = configure_logging(style=log_style(config))
+            with streams.failures_as_events(get_logger("daemon"), Event.DAEMON_FAILED, as_json=as_json):
+                raise
         from streamlearn.cli.run import run_daemon  # noqa: PLC0415
-        from streamlearn.distributed import find_rank  # noqa: PLC0415
 
         run_daemon(
             settings,
             signals,
-            find_rank(os.environ),
+            place,
             fresh=fresh,
             accept_config_change=accept_config_change,
             segment_by=segment_by,
         )
-    gc.freeze()  # otherwise the interpreter's last collection walks all imported modules: 1.7 s on every stop
 
 
 app.command()(feed)
@@ -136,7 +154,9 @@ def evaluate(
     generate: Annotated[
         bool, typer.Option("--generate", help="Also generate answers and score exact match and ROUGE-L.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per generated answer.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Maximum tokens per generated answer.", metavar="N", parser=positive)
+    ] = 64,
     as_json: JsonOption = False,
 ) -> None:
     """Measure loss, perplexity and accuracy on a file of records.
@@ -164,7 +184,7 @@ def export_regimes(
     config: ConfigOption,
     out_folder: Annotated[Path, typer.Option("--out", help="Folder to write to.", metavar="FOLDER", file_okay=False)],
     regime: Annotated[
-        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", min=1)
+        list[int] | None, typer.Option(help="Number of a regime; may be repeated.", metavar="N", parser=positive)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Export every regime.")] = False,
     snapshot: Annotated[str, typer.Option(help="Name of the snapshot.", metavar="NAME")] = "newest",
@@ -230,7 +250,9 @@ def gateway(
     host: Annotated[
         str, typer.Option(help="Address to bind; any other than loopback needs a token and TLS.", metavar="ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 8084,
+    port: Annotated[
+        int, typer.Option(help="Port to bind; 0 takes a free one.", metavar="N", parser=number(0, 65535))
+    ] = 8084,
     name: Annotated[
         list[str] | None, typer.Option(help="A further name accepted in the Host header.", metavar="HOST")
     ] = None,
@@ -246,7 +268,12 @@ def gateway(
     tls_certfile: Annotated[Path | None, typer.Option(help="PEM certificate chain.", metavar="FILE")] = None,
     tls_keyfile: Annotated[Path | None, typer.Option(help="PEM private key.", metavar="FILE")] = None,
     timeout: Annotated[
-        float, typer.Option(help="Maximum seconds between two parts of a model server's response.", min=1.0)
+        float,
+        typer.Option(
+            help="Maximum seconds between two parts of a model server's response.",
+            metavar="SECONDS",
+            parser=number(1.0, 2e6),
+        ),
     ] = 600.0,
 ) -> None:
     """Route OpenAI requests to a fleet of model servers, each to its regime's adapter.
@@ -301,7 +328,9 @@ def check_config(
     config: ConfigOption,
     sample: Annotated[
         int,
-        typer.Option(help="Also read this many records and show what would be learned of each.", min=0, metavar="N"),
+        typer.Option(
+            help="Also read this many records and show what would be learned of each.", parser=natural, metavar="N"
+        ),
     ] = 0,
 ) -> None:
     """Check a configuration without starting anything.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,6 +23,27 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="Configuration file (YAML).", show_default=False, metavar="FILE")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Number = TypeVar("Number", int, float)
+
+
+def number(least: Number, most: Number) -> Callable[[str], Number]:
+    """Return the parser of an option: a number of the bounds' type between them. typer's own `min` may accept a NaN."""
+    what = "a whole number" if isinstance(least, int) else "a number"
+
+    def parsed(text: str) -> Number:
+        with suppress(ValueError):
+            value = type(least)(text)
+            if least <= value <= most:
+                return value
+        raise typer.BadParameter(f"expected {what} from {least:,} to {most:,}, found {text[:40]}")
+
+    return parsed
+
+
+MAX_NUMBER = 2**53
+"""Where nothing else bounds a whole number: the largest that JSON carries exactly."""
+natural, positive = number(0, MAX_NUMBER), number(1, MAX_NUMBER)
 
 _UNLIMITED = 100_000
 for _name, _least in {"COLUMNS": 20, "LINES": 1, "TERMINAL_WIDTH": 20}.items():  # rich and typer obey a width of 0

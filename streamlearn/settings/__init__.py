@@ -35,7 +35,7 @@ from streamlearn.settings.serving import (
     TrackSettings,
     VllmSettings,
 )
-from streamlearn.settings.settings import Settings, digest, fingerprint, load, with_defaults
+from streamlearn.settings.settings import Settings, digest, fingerprint, load, log_style, with_defaults
 from streamlearn.settings.source import (
     DeadLetterSettings,
     JsonlSettings,
@@ -79,6 +79,7 @@ __all__ = [
     "digest",
     "fingerprint",
     "load",
+    "log_style",
     "section_type",
     "with_defaults",
 ]

@@ -149,12 +149,15 @@ class DistributedSettings(Section):
         return (self.timeout_s - TORCHRUN_GRACE_S) / 2
 
 
+LogStyle = Literal["auto", "json", "console"]
+
+
 class LogSettings(Section):
     """Events on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level."""
-    style: Literal["auto", "json", "console"] = "auto"
+    style: LogStyle = "auto"
     """Output format; auto is console on a terminal and JSON elsewhere."""
 
 

@@ -4,8 +4,9 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import orjson
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
@@ -27,13 +28,14 @@ from streamlearn.settings.section import Section
 from streamlearn.settings.serving import (
     DistributedSettings,
     LogSettings,
+    LogStyle,
     PublishSettings,
     ServeSettings,
     SnapshotSettings,
     TrackSettings,
 )
 from streamlearn.settings.source import DeadLetterSettings, SourceSettings, StreamSettings
-from streamlearn.settings.values import ENV_PREFIX, Environment, read_yaml
+from streamlearn.settings.values import ENV_PREFIX, Environment, merged, read_yaml
 
 
 class Settings(Section, BaseSettings):
@@ -195,16 +197,7 @@ def load(path: Path) -> Settings:
     packaged = packaged_name(path)
     if packaged is not None:
         path = packaged_config(packaged)
-    try:
-        raw = read_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
-    raw = {key: value for key, value in raw.items() if not key.startswith("x-")}
-    folder = folder_of(path)
+    raw, folder = _read(path), folder_of(path)
     if packaged is not None:
         raw, folder = with_absolute_paths(raw, folder), Path.cwd()
     settings = checked(raw, folder, file=f"{path}")
@@ -216,6 +209,37 @@ def load(path: Path) -> Settings:
             "records; set dead_letters.file to another file"
         )
     return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The values of a file, not checked.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no YAML mapping.
+    """
+    try:
+        raw = read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
+    return {key: value for key, value in raw.items() if not key.startswith("x-")}
+
+
+def log_style(path: Path) -> LogStyle:
+    """Return `log.style` of a configuration that cannot be used, from what can be read of it; by default auto."""
+    values: dict[str, Any] = {}
+    with suppress(ConfigError):
+        values = _read(path) if path.is_file() else {}  # a pipe can be read once
+    with suppress(ConfigError):
+        names = [name for name in os.environ if name.upper().startswith(f"{ENV_PREFIX}LOG")]
+        values = merged(values, Environment.read({name: os.environ[name] for name in names}, Settings).values)
+    log = values.get("log")
+    asked: Any = log.get("style") if isinstance(log, dict) else None
+    style: LogStyle = asked if asked in get_args(LogStyle) else "auto"
+    return style
 
 
 def folder_of(path: Path) -> Path:

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import orjson
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -78,6 +80,25 @@ def test_help_explains_every_command_and_option_in_80_columns() -> None:
         assert command.help.strip().endswith((".", "}")), words
         for parameter in command.params:
             assert getattr(parameter, "hidden", False) or (parameter.help or "").endswith("."), (words, parameter.name)
+
+
+def numbers_of_commands() -> Iterator[tuple[str, ...]]:
+    """The words of every command with a number, up to the number."""
+    for words, command in commands(typer.main.get_command(app)).items():
+        hints = get_type_hints(command.callback) if command.callback else {}
+        for parameter in command.params:
+            if re.search(r"\b(int|float)\b", str(hints.get(parameter.name))):
+                yield (*words, *(option for option in parameter.opts if option.startswith("--")))
+
+
+@pytest.mark.parametrize("words", list(numbers_of_commands()), ids=" ".join)
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "-inf", "-1", f"{10**30}", "many"])
+def test_a_number_is_finite_and_bounded(words: tuple[str, ...], value: str) -> None:
+    """Whatever is compared with it, written as JSON or waited for."""
+    result = CliRunner().invoke(app, [*words, *([] if words[-1].startswith("--") else ["--"]), value])
+    shown = " ".join(line.strip("│ ") for line in result.output.splitlines())
+    assert result.exit_code == 2
+    assert re.search(rf"expected a (whole )?number from [\d.,]+ to [\d.,]+, found {re.escape(value)}", shown), shown
 
 
 def test_version_is_one_line() -> None:
@@ -160,6 +181,48 @@ def test_an_error_is_one_message_and_its_exit_code(
     printed = capsys.readouterr()
     assert printed.err == f"streamlearn: {error}\n"
     assert not re.search("Traceback", printed.out)
+
+
+WRONG_KEY = "source: {jsonl: {path: x}}\nlearner: {lrr: 1}\n"
+STYLE = "STREAMLEARN_LOG__STYLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "is_json"),
+    [
+        (None, {}, True),
+        (None, {STYLE: "console"}, False),
+        (None, {"STREAMLEARN_LOG": "{style: console}", "STREAMLEARN_LEARNER__LRR": "1"}, False),
+        ("log: {style: [", {}, True),
+        ("log: {style: [", {STYLE: "console"}, False),
+        ("log: [console]", {}, True),
+        ("log: {style: loud}", {}, True),
+        (WRONG_KEY, {}, True),
+        (f"{WRONG_KEY}log: {{style: console}}", {}, False),
+        (f"{WRONG_KEY}log: {{style: console}}", {STYLE: "json"}, True),
+    ],
+)
+def test_run_refuses_a_configuration_in_the_style_of_its_log(
+    text: str | None,
+    environ: dict[str, str],
+    is_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As far as the style can be known. Standard error is no terminal here."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = tmp_path / "config.yaml"
+    if text is not None:
+        config.write_text(text, encoding="utf-8")
+    assert run_main(monkeypatch, "run", "--config", str(config)) == 78
+    lines = capsys.readouterr().err.splitlines()
+    if is_json:
+        (event,) = map(orjson.loads, lines)
+        assert (event["event"], event["error"], event["exit_code"]) == ("daemon_failed", "ConfigError", 78)
+    else:
+        assert lines[0].startswith("streamlearn: ")
 
 
 @pytest.mark.parametrize(

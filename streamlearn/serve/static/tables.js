@@ -70,7 +70,8 @@ function done(row) {
 function transientExpert(row) {
   const [losses, range] = [row.probe_losses, row.similarity_range].map((pair) => pair.map((value) => fixed(value, 2)));
   const found = row.probe_failed ? "which failed" : `CKA ${fixed(row.mean_similarity, 2)} (${range.join(" to ")} by head)`;
-  return `The transient expert took the loss from ${losses.join(" to ")}, ${found}.`;
+  const importance = row.mean_importance === null ? "" : `, mean importance ${fixed(row.mean_importance, 4)}`;
+  return `The transient expert took the loss from ${losses.join(" to ")}, ${found}${importance}.`;
 }
 
 function entered(row) {
