@@ -28,7 +28,7 @@ from streamlearn.snapshot.files import LOCK, SharedFiles
 _OWN = re.compile(rf"{ADAPTERS}/[^/]+-regime-\d+@[^/]+/|{ROUTING}/\d+(r\d+)?\.safetensors$|{TOKENIZER}[0-9a-f]{{8}}/")
 """Objects that may be deleted: others put theirs beside them."""
 _OPTIONS: dict[str, dict[str, Any]] = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}
-"""By scheme: what does not answer is asked again by the publisher and the gateway, which meanwhile do other things."""
+"""By scheme: the publisher and the gateway ask again by themselves, and do other things in between."""
 
 
 class ObjectStore:
@@ -139,7 +139,9 @@ class ObjectStore:
         import fsspec  # noqa: PLC0415 - an extra
 
         options = _OPTIONS.get(self._scheme, {})
-        return fsspec.filesystem(self._scheme, use_listings_cache=False, **options)
+        client: Any = fsspec.filesystem(self._scheme, use_listings_cache=False, **options)
+        client.retries = 1  # of s3fs: a server that hangs takes 15 s, not 75
+        return client
 
     @property
     def _root(self) -> str:

@@ -324,8 +324,8 @@ class AdapterPublisher:
         return None
 
     def _fault_of_delivery(self, names: Collection[str]) -> str | None:
-        """Why servers cannot have these versions, if so."""
-        if names and self._targets.store is not None:
+        """Why servers cannot have these versions, or the store nothing at all, if so."""
+        if self._targets.store is not None:
             try:
                 self._targets.store.upload(self._targets.folder.folder, self._targets.runs)
             except PublicationError as error:

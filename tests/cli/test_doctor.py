@@ -110,6 +110,8 @@ def test_a_healthy_setup_is_found_healthy_and_left_as_it_was(make: Make, tmp_pat
         ({"backbone": {"model": "/nowhere"}}, "backbone", "no such folder", 78),
         ({"state": "/dev/null/state"}, "state folder", "cannot be created, /dev/null is not a folder", 74),
         ({"publish": {"folder": "/dev/null/x"}}, "publishing", "/dev/null: must be writable", 74),
+        ({"publish": {"folder": "gs://bucket/x"}}, "publishing", "found: Please install gcsfs", 78),
+        ({"publish": {"folder": "nosuch://bucket/x"}}, "publishing", "expected a scheme such as s3", 78),
         ({"publish": {"folder": "/x"}, "holdout": {"every_records": 0}}, "publishing", "holdout.every_records 0", 78),
         (
             {"publish": {"folder": "/x", "vllm": {"replicas": ["http://[::1]:1"], "token_file": "/nowhere/key"}}},
@@ -145,12 +147,22 @@ def test_what_is_published_and_tracked_is_named_and_nothing_is_created(make: Mak
     before = tree(tmp_path)
     found = examined(settings)
     assert found["publishing"] == Finding(
-        "publishing", Level.OK, f"{tmp_path / 'published'}, which will be created; vLLM servers: 2, not asked"
+        "publishing", Level.OK, f"{tmp_path / 'published'}, which will be created; model servers: 2, not asked"
     )
     assert found["trackers"] == Finding("trackers", Level.OK, f"{tmp_path / 'runs'}; http://[::1]:3, not asked")
     assert tree(tmp_path) == before
     absent = make(publish=publish, backbone={"model": "owner/name", "revision": "0" * 40, "dtype": "float32"})
     assert examined(absent)["publishing"].level is Level.OK
+
+
+def test_an_object_store_that_does_not_answer_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training does not depend on it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    found = examined(make(publish={"folder": "s3://bucket/x"}))["publishing"]
+    assert found.level is Level.WARNING
+    assert "s3://bucket/x: expected a store that answers" in found.text
 
 
 def test_files_that_publishing_and_tracking_left_are_read(make: Make, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,15 +23,16 @@ from streamlearn.publish.open import own_folder
 from streamlearn.publish.publication import FILE, Publication
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
-from tests.daemon.test_daemon import opened
+from tests.daemon.test_daemon import daemon_of, opened
 from tests.gateway.kit import ask, metric, prompts_of_each_task, ready_gateway, wait_until
 from tests.gateway.sample_publication import publish_sample, served_models
 from tests.gateway.stub_upstream import StubUpstream
 from tests.learners import differences
 from tests.publish.s3_server import KEY, S3Server, s3_server
+from tests.publish.stub_replica import replicas
 from tests.publish.test_folder import BASE
 from tests.publish.test_open import publication
-from tests.publish.test_publisher import HOLDOUT, PatientDaemon, serve_until
+from tests.publish.test_publisher import HOLDOUT, SNAPSHOTS, PatientDaemon, patient, serve_until
 from tests.regimes.conftest import backbone, make
 from tests.regimes.shifting_streams import run, stream, tensors_of
 
@@ -197,6 +199,46 @@ def test_learning_goes_on_while_the_store_is_down_and_the_publication_catches_up
     assert held.snapshot == newest.name
     assert held.adapters
     assert not [log for log in logs if KEY in str(log)]
+
+
+def test_replicas_keep_what_the_store_names_until_it_has_the_next(
+    server: S3Server, url: str, make: Callable[..., Settings]
+) -> None:
+    """Gateways send requests there. The version is withdrawn while the store is down."""
+    with replicas(1) as [stub]:
+        vllm = {"replicas": [stub.url], "interval_s": 0.02, "drain_s": 0.05}
+        sections: dict[str, Any] = {"publish": {"folder": url, "vllm": vllm}, "holdout": HOLDOUT}
+        settings = make(stream("animals", per_task=110), **SNAPSHOTS, **sections)
+        with patient(settings) as daemon:
+            daemon.run()
+            publisher, early = daemon.publisher, daemon.components.store.names()[0]
+            own = settings.state / "published"
+            [undone] = Publication.read(own).adapters
+            server.stop()
+            publisher.withdraw_after(int(early))
+            publisher.notify(daemon.components.store.folder / early)
+            serve_until(publisher, lambda: Publication.read(own).adapters == ())
+            before = publisher._targets.replicas.status
+            serve_until(publisher, lambda: publisher._targets.replicas.status is not before)
+            time.sleep(10 * vllm["drain_s"])  # type: ignore[operator]
+            assert undone in stub.loaded
+            server.start()
+            serve_until(publisher, lambda: undone not in stub.loaded)
+            assert Publication.from_bytes(objects(url)[FILE], where=url).adapters == ()
+
+
+def test_a_process_that_ended_before_the_store_had_its_publication_is_followed_by_one_that_copies_it(
+    url: str, make: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a new snapshot."""
+    settings = make(stream("animals"), publish={"folder": url}, holdout=HOLDOUT)
+    with monkeypatch.context() as patch, opened(settings) as components:
+        patch.setattr(ObjectStore, "mirror", lambda *_: None)
+        daemon_of(components).run()
+    assert FILE not in objects(url)
+    with opened(settings) as components:
+        daemon_of(components).run()
+    assert assert_whole(url, settings.state / "published") >= 0
 
 
 def test_a_gateway_reads_the_store_and_routes(server: S3Server, url: str, tmp_path: Path) -> None:
