@@ -350,6 +350,21 @@ class ForgettingMeans:
 
 
 @dataclass(frozen=True, slots=True)
+class RegimeExperts:
+    """How the tokens of a regime are routed among the experts of each head. Means over the adapted linears."""
+
+    __pydantic_config__ = FIELD_DOCS
+
+    regime: int
+    """Number of the regime."""
+    shares: tuple[tuple[float, ...], ...]
+    """Share of the head's tokens that each expert was given in training since this process began, 0 to 1: a row a head,
+    a column an expert. Where experts are shared, batches of several regimes are not counted."""
+    bias: tuple[tuple[float, ...], ...] | None
+    """Routing bias of each expert, adapter.bias_strength times its CKA; null without biases."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptationStatus(ForgettingMeans):
     """Regimes, shifts, and forgetting as measured on the hold-out records."""
 
@@ -370,6 +385,8 @@ class AdaptationStatus(ForgettingMeans):
     fallback: FallbackStatus = FallbackStatus("auto", "backbone", None, None, None, 0)
     routes_by_regime: bool = True
     """Whether a request can name a regime."""
+    experts: tuple[RegimeExperts, ...] = ()
+    """By regime number, of those that this process trained; empty without a router."""
 
     @property
     def current(self) -> RegimeStatus | None:

@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from streamlearn.adapters.context import NO_REGIME, RoutingContext, RoutingHook, Slot, routing_context
 from streamlearn.adapters.presets import regime_adapter, slot_of
 from streamlearn.adapters.tuner import SHARED, Bank, add_regime, banks, copy_slots, delete_adapter
+from streamlearn.adapters.usage import ExpertUsage
 from streamlearn.learner import evaluate
 from streamlearn.learner.cache import AdapterCache, PinnedWeights
 from streamlearn.learner.evaluate import ExampleScore
@@ -208,6 +209,7 @@ class Learner:
         self.device = device
         self.hooks = Hooks()
         """Additions of the preset to a step; replaced before the first one."""
+        self.usage = ExpertUsage()
         self.number = 0
         self.updates = 0
         assert settings.lr is not None, "set from the adapter's default at start-up"
@@ -360,6 +362,7 @@ class Learner:
             self.hooks.before_update()
             self.optimizer.step(self.learning_rate)
             self.hooks.after_update(clipped=max(1.0, norm / self._max_grad_norm))
+            self.usage.add(self.active_banks, every_slot)
         self.optimizer.zero_grad()
         learned = [example.num_learned for example in examples]
         if rehearsal.examples:

@@ -47,7 +47,7 @@ from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import Featurizer, input_of
 from streamlearn.shift.monitor import AssignedBatch, Monitor
-from streamlearn.status import AdaptationStatus, Requested, ShiftStatus
+from streamlearn.status import AdaptationStatus, RegimeExperts, Requested, ShiftStatus
 from streamlearn.stream.record import Batch, Example
 
 CONFIRM_RECORDS = 64
@@ -309,6 +309,7 @@ class Regimes:
         """Discard the regime in `slot`, if there is one."""
         self.by_slot.pop(slot, None)
         self.answers.forget(slot)
+        self._learner.usage.drop(slot)
         self.state.suspected = [shift for shift in self.state.suspected if shift.slot != slot]
 
     def _declare(self, report: ShiftReport) -> None:
@@ -516,7 +517,7 @@ class Regimes:
 
     def status(self) -> AdaptationStatus:
         """Regimes and shifts as they are published. Only regimes that changed are described again."""
-        state = self.state
+        state, learner = self.state, self._learner
         for slot, regime in self.by_slot.items():
             if regime.status is None:
                 loss = self.answers.level_of(slot)
@@ -526,6 +527,7 @@ class Regimes:
         if num_shifts.get("inputs"):
             num_shifts["inputs"] -= 1  # the first regime of all was entered without a shift
         past = [regime.scores for slot, regime in sorted(self.by_slot.items()) if slot != state.current]
+        read = {regime.number: learner.usage.read(slot, learner.banks) for slot, regime in self.by_slot.items()}
         return AdaptationStatus(
             regimes=tuple(sorted(published, key=lambda regime: regime.number)),
             shifts=self._shifts,
@@ -534,10 +536,11 @@ class Regimes:
             backward_transfer=self.scorer.forgetting.backward_transfer(past),
             probe_seconds=self.probe_seconds,
             holdout_seconds=self.scorer.budget.spent_s,
-            adapters_in_memory=self._learner.cache.num_in_memory,
-            adapter_reads=self._learner.cache.num_reads,
+            adapters_in_memory=learner.cache.num_in_memory,
+            adapter_reads=learner.cache.num_reads,
             fallback=self.fallback.status,
-            routes_by_regime=self._learner.routes_by_regime,
+            routes_by_regime=learner.routes_by_regime,
+            experts=tuple(RegimeExperts(number, *tables) for number, tables in sorted(read.items()) if tables),
         )
 
     # Controls of an operator. What they decide is part of the state, and durable with the next snapshot.

@@ -52,6 +52,7 @@ from streamlearn.serve.models import (
     JOB_ERRORS,
     ErrorBody,
     EvalRequest,
+    ExpertsView,
     HistoryBody,
     HistoryView,
     JobsView,
@@ -192,6 +193,11 @@ def _monitoring_routes(
     async def read_shifts() -> ShiftsView:
         """Shifts of the stream, oldest first: onset, test statistic, regime entered, cost and result of its probe."""
         return shifts_view(board.read())
+
+    @routes.get("/v1/experts", summary="Routing among experts")
+    async def read_experts() -> ExpertsView:
+        """Share of each head's tokens that each expert was given, and its routing bias, by regime."""
+        return ExpertsView(regimes=board.read().adaptation.experts)
 
     @routes.get(
         "/v1/history",

@@ -30,6 +30,7 @@ from streamlearn.status import (
     Progress,
     PublicationStatus,
     PublishedVersions,
+    RegimeExperts,
     RegimeStatus,
     ShiftStatus,
     Status,
@@ -350,6 +351,13 @@ class ShiftsView(ApiModel):
     """Shifts ever detected, by kind; the first regime is not counted."""
     shifts: tuple[ShiftStatus, ...]
     """The newest shifts. The first entry of a run is its first regime, with `previous` null."""
+
+
+class ExpertsView(ApiModel):
+    """How tokens are routed among the experts of each head, by regime."""
+
+    regimes: tuple[RegimeExperts, ...]
+    """Regimes that this process trained; empty for presets that route nothing, such as the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ READING = (
     "/v1/status",
     "/v1/regimes",
     "/v1/shifts",
+    "/v1/experts",
     "/v1/publication",
     "/v1/snapshots",
     "/openapi.json",

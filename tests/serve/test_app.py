@@ -20,9 +20,9 @@ from streamlearn.jobs.queue import (
     RouteJob,
     Ticket,
 )
-from streamlearn.status import AnsweredBy, Phase, Status
+from streamlearn.status import AnsweredBy, Phase, RegimeExperts, Status
 
-from .doubles import AUTHORIZED, RUNNING, Daemon, finish, row
+from .doubles import ADAPTATION, AUTHORIZED, RUNNING, Daemon, finish, row
 
 JSON = {"content-type": "application/json"}
 ONE = {"examples": [{"prompt": "a", "completion": "b"}]}
@@ -112,6 +112,16 @@ def test_regimes_and_shifts_are_listed_oldest_first(client: httpx2.Client) -> No
     answer = client.get("/v1/shifts").json()
     assert answer["total"] == {"inputs": 2, "answers": 0}
     assert [(shift["previous"], shift["mean_similarity"]) for shift in answer["shifts"]] == [(None, None), (1, 0.125)]
+
+
+def test_routing_among_experts_is_listed_by_regime(daemon: Daemon, client: httpx2.Client) -> None:
+    assert client.get("/v1/experts").json() == {"regimes": []}
+    experts = (RegimeExperts(3, shares=((0.25, 0.75),), bias=((0.0, 0.125),)), RegimeExperts(4, ((1.0, 0.0),), None))
+    daemon.board.publish(dataclasses.replace(RUNNING, adaptation=dataclasses.replace(ADAPTATION, experts=experts)))
+    assert client.get("/v1/experts").json()["regimes"] == [
+        {"regime": 3, "shares": [[0.25, 0.75]], "bias": [[0.0, 0.125]]},
+        {"regime": 4, "shares": [[1.0, 0.0]], "bias": None},
+    ]
 
 
 def test_snapshots_are_listed_newest_first(client: httpx2.Client) -> None:
@@ -239,7 +249,8 @@ def test_a_job_past_its_deadline_is_cancelled() -> None:
 def test_openapi_describes_every_endpoint_and_the_index_lists_it(client: httpx2.Client) -> None:
     described = client.get("/openapi.json").json()
     paths = described["paths"]
-    reading = {"/v1/status", "/v1/history", "/v1/regimes", "/v1/shifts", "/v1/publication", "/v1/snapshots"}
+    views = ("status", "history", "regimes", "shifts", "experts", "publication", "snapshots")
+    reading = {f"/v1/{name}" for name in views}
     jobs = {"/v1/eval", "/v1/route"}
     snapshots = {f"/v1/snapshots/{{snapshot}}/{verb}" for verb in ("pin", "unpin", "rollback")}
     regimes = {f"/v1/regimes/{{number}}/{verb}" for verb in ("freeze", "unfreeze", "rename", "approve", "drop")}
@@ -268,7 +279,7 @@ def test_every_described_request_is_answered_as_described(daemon: Daemon, tmp_pa
     options = ["--max-examples", "5", "--seed", "1", "--no-color"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert "Tested: 26" in done.stdout
+    assert "Tested: 27" in done.stdout
 
 
 def raw_post(path: str, body: bytes) -> bytes:

@@ -43,12 +43,12 @@ export class Api {
 }
 
 const PERIOD_MS = 1000; // a shift is on the page within two of them
-const EVERY = { history: 4, regimes: 4, publication: 5, snapshots: 5 }; // turns
+const EVERY = { history: 4, regimes: 4, publication: 5, snapshots: 5, experts: 10 }; // turns
 
 /** Requests the status once a second while the page is visible, and the rest when it may have changed. */
 export class Poller {
   /** What is known; each part is the body of the endpoint of its name. */
-  state = { status: null, history: null, regimes: null, shifts: null, publication: null, snapshots: null };
+  state = { status: null, history: null, regimes: null, shifts: null, publication: null, snapshots: null, experts: null };
   #api;
   #onState;
   #onProblem;
@@ -98,6 +98,7 @@ export class Poller {
       this.#requestIfNew("shifts", shifts),
       this.#requestIfNew("regimes", `${shifts} ${turn("regimes")}`),
       this.#requestIfNew("snapshots", `${status.last_snapshot?.name} ${turn("snapshots")}`),
+      this.#requestIfNew("experts", `${shifts} ${turn("experts")}`),
       this.#requestIfNew("publication", publishes && turn("publication")),
     ]);
   }

@@ -22,6 +22,7 @@ const views = [
   tables.shiftTable(byId("shift-table")),
   tables.regimeTable(byId("regime-table"), controls),
   tables.canaryTable(byId("canaries"), byId("canary-table")),
+  tables.expertTable(byId("experts"), byId("expert-table")),
   tables.requestTable(byId("request-table")),
   charts.requestChart(byId("request-chart")),
   charts.speedChart(byId("speed-chart")),

@@ -150,6 +150,35 @@ export function canaryTable(section, host) {
   };
 }
 
+/** Each head of each regime whose tokens choose among experts, the newest regime first. */
+export function expertTable(section, host) {
+  let regimes = null;
+  const percents = (row) => row.shares.map((share) => `${Math.round(100 * share)} %`).join(" · ");
+  const table = new Table(host, {
+    label: "Experts",
+    tall: true,
+    empty: "",
+    columns: [
+      {
+        title: "Regime",
+        key: (row) => regimeLabel(row.regime, regimes),
+        cell: (row) => regimeMark(row.regime, regimes),
+      },
+      right("Head", (row) => String(row.head)),
+      right("Tokens to each of its experts", percents),
+      right("Routing bias of each", (row) => row.bias?.map((bias) => fixed(bias, 2)).join(" · ") ?? "none"),
+    ],
+  });
+  return (state) => {
+    regimes = state.regimes;
+    const rows = (state.experts?.regimes ?? []).toReversed().flatMap(({ regime, shares, bias }) =>
+      shares.map((row, index) => ({ regime, head: index + 1, shares: row, bias: bias?.[index] })),
+    );
+    section.hidden = rows.length === 0;
+    table.update(rows, (row) => `${row.regime} ${row.head}`);
+  };
+}
+
 function stateOf({ current, frozen }) {
   return [current && " now", frozen && " frozen"].filter(Boolean).join(",");
 }
