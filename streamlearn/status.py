@@ -351,17 +351,21 @@ class ForgettingMeans:
 
 @dataclass(frozen=True, slots=True)
 class RegimeExperts:
-    """How the tokens of a regime are routed among the experts of each head. Means over the adapted linears."""
+    """How the tokens of a regime are routed.
+
+    A row is a head, a column one of its experts, the busiest first. Numbers are means over the adapted linears, each of
+    which has experts of its own.
+    """
 
     __pydantic_config__ = FIELD_DOCS
 
     regime: int
     """Number of the regime."""
     shares: tuple[tuple[float, ...], ...]
-    """Share of the head's tokens that each expert was given in training since this process began, 0 to 1: a row a head,
-    a column an expert. Where experts are shared, batches of several regimes are not counted."""
+    """Share of the head's tokens that the expert was given in training since this process began, 0 to 1. Where experts
+    are shared, batches of several regimes are not counted."""
     bias: tuple[tuple[float, ...], ...] | None
-    """Routing bias of each expert, adapter.bias_strength times its CKA; null without biases."""
+    """The expert's routing bias for the regime, adapter.bias_strength times its CKA; null without biases."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from streamlearn.adapters.presets import slot_of
 from streamlearn.adapters.tuner import SHARED, Bank
 
 Table = tuple[tuple[float, ...], ...]
-"""A number of each expert: a row a head, a column an expert of it."""
+"""A row a head, a column one of its experts."""
 
 
 class ExpertUsage:
@@ -42,18 +42,20 @@ class ExpertUsage:
         self._read.pop(slot, None)
 
     def read(self, slot: int, banks: Sequence[Bank]) -> tuple[Table, Table | None] | None:
-        """Means over linears, or None before an update of the regime.
+        """Of each head its experts, the busiest first: means over linears. None before an update of the regime.
 
-        1. Share of a head's tokens that each of its experts was given, 0 to 1.
-        2. Routing bias of each expert for the regime (CP-MoE eq. 10); None without biases.
+        1. Share of the head's tokens that the expert was given, 0 to 1.
+        2. Its routing bias for the regime (CP-MoE eq. 10); None without biases.
         """
-        if slot not in self._tokens:
+        counted = self._tokens.get(slot)
+        if counted is None:
             return None
         if slot not in self._read:
-            tokens_LHK = torch.stack(list(self._tokens[slot].values())).float()
+            tokens_LHK, order_LHK = torch.stack(list(counted.values())).float().sort(2, descending=True)
             shares_LHK = tokens_LHK / tokens_LHK.sum(2, keepdim=True).clamp_min(1)
-            biases = [bank.bias_HKN[:, :, slot] for bank in banks if bank.bias_HKN is not None]
-            self._read[slot] = (_table(shares_LHK), _table(torch.stack(biases)) if biases else None)
+            biases = {bank.linear: bank.bias_HKN[:, :, slot] for bank in banks if bank.bias_HKN is not None}
+            bias_LHK = torch.stack([biases[linear] for linear in counted]).gather(2, order_LHK) if biases else None
+            self._read[slot] = (_table(shares_LHK), None if bias_LHK is None else _table(bias_LHK))
         return self._read[slot]
 
 

@@ -196,7 +196,7 @@ def _monitoring_routes(
 
     @routes.get("/v1/experts", summary="Routing among experts")
     async def read_experts() -> ExpertsView:
-        """Share of each head's tokens that each expert was given, and its routing bias, by regime."""
+        """By regime and head: the share of tokens that each expert gets, and its routing bias, the busiest first."""
         return ExpertsView(regimes=board.read().adaptation.experts)
 
     @routes.get(
