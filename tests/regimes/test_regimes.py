@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -25,6 +27,7 @@ from streamlearn.shift.features import input_of
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch, Example
 from tests.daemon.test_daemon import daemon_of, opened
+from tests.learners import hooks_of
 from tests.regimes.shifting_streams import PER_TASK, Silent, mixed, run, stream
 from tests.variants import variants
 
@@ -92,6 +95,31 @@ def test_a_split_regime_starts_from_the_adapter_of_both(make: Callable[..., Sett
         lengths = [{len(record) for record in own} for own in records]
         assert all(lengths)
         assert not lengths[0] & lengths[1]
+
+
+def test_a_shift_among_shared_experts_probes_draws_and_protects(make: Callable[..., Settings]) -> None:
+    """Preset mh-cp-moe as a whole: transient expert, CKA, routing bias and importance, and where the tokens then go."""
+    _, components = run(make(stream("animals", "sums"), adapter={"preset": "mh-cp-moe"}))
+    adaptation = components.adaptation
+    first, second = adaptation.state.reports
+    for report in (first, second):
+        assert report.probe_losses is not None
+        assert not report.probe_failed
+        assert report.probe_losses[1] < report.probe_losses[0]
+        assert report.mean_importance is not None
+        assert report.mean_importance > 0
+    assert first.mean_similarity == 0  # of experts that are untrained
+    assert second.mean_similarity is not None
+    assert second.mean_similarity > 0
+    held = hooks_of(components.learner).importance()
+    assert any(importance.any() for importance in held.values())  # of the regime that was left
+    one, two = adaptation.status().experts
+    assert (one.regime, two.regime) == (1, 2)
+    assert one.bias is not None
+    assert two.bias is not None
+    assert not any(chain(*one.bias))
+    assert fmean(chain(*two.bias)) == pytest.approx(0.2 * second.mean_similarity, abs=1e-4)
+    assert all(sum(head) == pytest.approx(1.0, abs=1e-3) for head in (*one.shares, *two.shares))
 
 
 class Asking(Silent):
