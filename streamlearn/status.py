@@ -391,6 +391,8 @@ class AdaptationStatus(ForgettingMeans):
     """Whether a request can name a regime."""
     experts: tuple[RegimeExperts, ...] = ()
     """By regime number, of those that this process trained; empty without a router."""
+    effective_regimes: float | None = None
+    """How many regimes an expert that they share serves, on average; see `ExpertsView`."""
 
     @property
     def current(self) -> RegimeStatus | None:

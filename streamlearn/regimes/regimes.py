@@ -540,6 +540,7 @@ class Regimes:
             adapter_reads=learner.cache.num_reads,
             fallback=self.fallback.status,
             routes_by_regime=learner.routes_by_regime,
+            effective_regimes=None if learner.per_regime else learner.usage.effective_regimes(),
             experts=tuple(RegimeExperts(number, *tables) for number, tables in sorted(read.items()) if tables),
         )
 

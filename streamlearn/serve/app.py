@@ -197,7 +197,8 @@ def _monitoring_routes(
     @routes.get("/v1/experts", summary="Routing among experts")
     async def read_experts() -> ExpertsView:
         """By regime and head: the share of tokens that each expert gets, and its routing bias, the busiest first."""
-        return ExpertsView(regimes=board.read().adaptation.experts)
+        adaptation = board.read().adaptation
+        return ExpertsView(regimes=adaptation.experts, effective_regimes=adaptation.effective_regimes)
 
     @routes.get(
         "/v1/history",

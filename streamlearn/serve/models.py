@@ -358,6 +358,9 @@ class ExpertsView(ApiModel):
 
     regimes: tuple[RegimeExperts, ...]
     """Regimes that this process trained; empty for presets that route nothing, such as the default."""
+    effective_regimes: float | None
+    """How many regimes an expert serves: exp of the entropy of the regime given the expert, mean over experts weighted
+    by their tokens (MH-MoE eq. 7 to 9). 1: every expert has a regime of its own. Null unless regimes share experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

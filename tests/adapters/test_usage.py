@@ -67,6 +67,22 @@ def test_updates_add_up_until_the_regime_is_dropped(make_learner: MakeLearner) -
     assert shares(learner, 2) is None
 
 
+def test_the_effective_number_of_regimes_tells_specialists_from_generalists(make_learner: MakeLearner) -> None:
+    """MH-MoE's Lemma 2.1: between 1, each regime with experts of its own, and the number of regimes."""
+    alike, apart = make_learner(preset="mh-cp-moe"), make_learner(preset="mh-cp-moe")
+    assert alike.usage.effective_regimes() is None
+    for bank in apart.banks:
+        assert bank.bias_HKN is not None
+        bank.bias_HKN[:, 0, 0] = bank.bias_HKN[:, 1, 1] = 9.0
+    for learner in (alike, apart):
+        for slot in (0, 1):
+            learner.activate([slot])
+            learner.gradients(BATCH, [slot, slot], 1, lambda _: None)
+            learner.usage.add(learner.active_banks, [slot, slot])
+    assert alike.usage.effective_regimes() == pytest.approx(2.0)  # the same records, the same weights
+    assert apart.usage.effective_regimes() == pytest.approx(1.0)
+
+
 def test_a_preset_without_a_router_counts_nothing(make_learner: MakeLearner) -> None:
     learner = make_learner(preset="streamlearn")
     learner.step(BATCH, [0, 0])

@@ -120,6 +120,7 @@ def test_a_shift_among_shared_experts_probes_draws_and_protects(make: Callable[.
     assert not any(chain(*one.bias))
     assert fmean(chain(*two.bias)) == pytest.approx(0.2 * second.mean_similarity, abs=1e-4)
     assert all(sum(head) == pytest.approx(1.0, abs=1e-3) for head in (*one.shares, *two.shares))
+    assert 1 <= (adaptation.status().effective_regimes or 0) <= 2
 
 
 class Asking(Silent):

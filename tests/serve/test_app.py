@@ -115,7 +115,7 @@ def test_regimes_and_shifts_are_listed_oldest_first(client: httpx2.Client) -> No
 
 
 def test_routing_among_experts_is_listed_by_regime(daemon: Daemon, client: httpx2.Client) -> None:
-    assert client.get("/v1/experts").json() == {"regimes": []}
+    assert client.get("/v1/experts").json() == {"regimes": [], "effective_regimes": None}
     experts = (RegimeExperts(3, shares=((0.25, 0.75),), bias=((0.0, 0.125),)), RegimeExperts(4, ((1.0, 0.0),), None))
     daemon.board.publish(dataclasses.replace(RUNNING, adaptation=dataclasses.replace(ADAPTATION, experts=experts)))
     assert client.get("/v1/experts").json()["regimes"] == [

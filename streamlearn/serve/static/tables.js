@@ -169,8 +169,12 @@ export function expertTable(section, host) {
       right("Routing bias of each", (row) => row.bias?.map((bias) => fixed(bias, 2)).join(" · ") ?? "none"),
     ],
   });
+  const note = element("p", { class: "help" });
+  host.append(note);
   return (state) => {
     regimes = state.regimes;
+    const serves = state.experts?.effective_regimes ?? null;
+    setText(note, serves === null ? "" : `An expert serves ${fixed(serves, 2)} of ${count(state.experts.regimes.length)} regimes (N_eff).`);
     const rows = (state.experts?.regimes ?? []).toReversed().flatMap(({ regime, shares, bias }) =>
       shares.map((row, index) => ({ regime, head: index + 1, shares: row, bias: bias?.[index] })),
     );
