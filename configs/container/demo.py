@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8083, help="of the page, without containers")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "demo", help="for state and logs, likewise")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what it runs behind others with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     engine = None if options.no_containers else find_engine()
     try:
         with ExitStack() as stack:
