@@ -30,8 +30,10 @@ class ExpertUsage:
         only = slots[0] if slots and len(set(slots)) == 1 else None
         loads: dict[int, list[Tensor]] = defaultdict(list)
         for bank in banks:
+            if bank.load_HK is None:
+                continue
             slot = only if bank.adapter == SHARED else slot_of(bank.adapter)
-            if slot is not None and bank.load_HK is not None:
+            if slot is not None:
                 loads[slot].append(bank.load_HK)
         for slot, own in loads.items():
             self._tokens_LHK[slot] = self._tokens_LHK.get(slot, 0) + torch.stack(own)
@@ -44,6 +46,9 @@ class ExpertUsage:
 
     def read(self, slot: int, banks: Sequence[Bank]) -> tuple[Table, Table | None] | None:
         """Of each head its experts, the busiest first: means over linears. None before an update of the regime.
+
+        `banks` are those of experts that regimes share, if they do.
+
 
         1. Share of the head's tokens that the expert was given, 0 to 1.
         2. Its routing bias for the regime (CP-MoE eq. 10); None without biases.

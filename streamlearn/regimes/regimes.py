@@ -527,7 +527,8 @@ class Regimes:
         if num_shifts.get("inputs"):
             num_shifts["inputs"] -= 1  # the first regime of all was entered without a shift
         past = [regime.scores for slot, regime in sorted(self.by_slot.items()) if slot != state.current]
-        read = {regime.number: learner.usage.read(slot, learner.banks) for slot, regime in self.by_slot.items()}
+        shared = () if learner.per_regime else learner.banks  # only they have biases
+        read = {regime.number: learner.usage.read(slot, shared) for slot, regime in self.by_slot.items()}
         return AdaptationStatus(
             regimes=tuple(sorted(published, key=lambda regime: regime.number)),
             shifts=self._shifts,

@@ -25,7 +25,7 @@ def means(tokens_LHK: Tensor) -> list[float]:
 
 
 def shares(learner: Learner, slot: int) -> list[float] | None:
-    read = learner.usage.read(slot, learner.banks)
+    read = learner.usage.read(slot, () if learner.per_regime else learner.banks)
     return None if read is None else [share for head in read[0] for share in head]
 
 
