@@ -2,13 +2,16 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+
+from streamlearn.publish.publication import version_pattern
+from streamlearn.publish.replicas import Replica, ReplicaSet
 
 
 class StubReplica:
@@ -107,3 +110,15 @@ def replicas(number: int) -> Iterator[list[StubReplica]]:
         for stub in stubs:
             if stub._server is not None:
                 stub.stop()
+
+
+@contextmanager
+def replica_set(stubs: Sequence[StubReplica], folder: Path, names: Iterable[str]) -> Iterator[ReplicaSet]:
+    """The publisher's view of these servers, with a version of each name in a folder."""
+    for name in names:
+        (folder / name).mkdir()
+        save_file({}, folder / name / "adapter_model.safetensors")
+    clients = [Replica(stub.url, key=None, timeout_s=5.0) for stub in stubs]
+    built = ReplicaSet(clients, str(folder), version_pattern("s", ["5d3c1f66"]).fullmatch)
+    yield built
+    built.close()

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import save_file
 from structlog.testing import capture_logs
 
 from streamlearn.events import Event
-from streamlearn.publish.publication import version_pattern
 from streamlearn.publish.replicas import Replica, ReplicaRefusedError, ReplicaSet
-from tests.publish.stub_replica import StubReplica, replicas
+from tests.publish.stub_replica import StubReplica, replica_set, replicas
 
 HANGING = """
 import threading
@@ -40,13 +38,9 @@ def stubs() -> Iterator[list[StubReplica]]:
 
 @pytest.fixture
 def fleet(stubs: list[StubReplica], tmp_path: Path) -> Iterator[ReplicaSet]:
-    for name in ("s-regime-1@10-5d3c1f", "s-regime-1@20-5d3c1f", "s-regime-2@20-5d3c1f"):
-        (tmp_path / name).mkdir()
-        save_file({}, tmp_path / name / "adapter_model.safetensors")
-    clients = [Replica(stub.url, key=None, timeout_s=5.0) for stub in stubs]
-    built = ReplicaSet(clients, str(tmp_path), version_pattern("s", ["5d3c1f66"]).fullmatch)
-    yield built
-    built.close()
+    names = ("s-regime-1@10-5d3c1f", "s-regime-1@20-5d3c1f", "s-regime-2@20-5d3c1f")
+    with replica_set(stubs, tmp_path, names) as built:
+        yield built
 
 
 def test_a_version_is_loaded_on_every_replica_before_it_may_be_used(

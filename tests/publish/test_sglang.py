@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import save_file
 
-from streamlearn.publish.publication import Publication, version_pattern
-from streamlearn.publish.replicas import Replica, ReplicaSet
+from streamlearn.publish.publication import Publication
+from streamlearn.publish.replicas import ReplicaSet
 from tests.gateway.kit import ask, prompts_of_each_task, ready_gateway, wait_until
 from tests.gateway.sample_publication import publish_sample
-from tests.publish.stub_replica import StubReplica
+from tests.publish.stub_replica import StubReplica, replica_set
 
 
 class StubSglang(StubReplica):
@@ -87,13 +86,8 @@ def stubs() -> Iterator[list[StubSglang]]:
 
 @pytest.fixture
 def fleet(stubs: list[StubSglang], tmp_path: Path) -> Iterator[ReplicaSet]:
-    for name in ("s-regime-1@10-5d3c1f", "s-regime-1@20-5d3c1f"):
-        (tmp_path / name).mkdir()
-        save_file({}, tmp_path / name / "adapter_model.safetensors")
-    clients = [Replica(stub.url, key=None, timeout_s=5.0) for stub in stubs]
-    built = ReplicaSet(clients, str(tmp_path), version_pattern("s", ["5d3c1f66"]).fullmatch)
-    yield built
-    built.close()
+    with replica_set(stubs, tmp_path, ("s-regime-1@10-5d3c1f", "s-regime-1@20-5d3c1f")) as built:
+        yield built
 
 
 def test_versions_are_loaded_and_unloaded(fleet: ReplicaSet, stubs: list[StubSglang], tmp_path: Path) -> None:
