@@ -25,6 +25,8 @@ VLLM_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    # The engine computes by itself: with a worker beside it both spin while they wait for each other.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     # Freed memory is kept: each LoRA layer copies weights for every token, and the kernel clearing pages took a third.
@@ -34,6 +36,7 @@ VLLM_ENVIRONMENT = {
 _LIMITS = ("--max-lora-rank", "32", "--max-loras", "4", "--max-cpu-loras", "16", "--max-model-len", "1024")
 # On a CPU a layer costs as much with an adapter that leaves it out, and only whole blocks of a prompt are reused.
 _CHEAPER = ("--lora-target-modules", "gate_proj", "up_proj", "down_proj", "--block-size", "32")
+_ONE_PROCESS = ("--distributed-executor-backend", "uni")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Servers:
         """Its command line."""
         served = [str(self.vllm), "serve", str(self.backbone), "--served-model-name", self.base_model]
         listen = ["--host", "127.0.0.1", "--port", port, "--dtype", self.dtype, "--enforce-eager", "--enable-lora"]
-        return [*served, *listen, *_LIMITS, *_CHEAPER]
+        return [*served, *listen, *_LIMITS, *_CHEAPER, *_ONE_PROCESS]
 
 
 class Fleet:
