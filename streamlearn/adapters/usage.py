@@ -49,7 +49,6 @@ class ExpertUsage:
 
         `banks` are those of experts that regimes share, if they do.
 
-
         1. Share of the head's tokens that the expert was given, 0 to 1.
         2. Its routing bias for the regime (CP-MoE eq. 10); None without biases.
         """
