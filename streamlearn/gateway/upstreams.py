@@ -219,7 +219,9 @@ class Upstream:
         """
         try:
             yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except httpx2.ConnectTimeout as error:  # a busy server too: whether it is gone, the next poll says
+            raise UpstreamFailedError(_described(error)) from error
+        except httpx2.ConnectError as error:
             self._unreachable(error)
             raise UpstreamFailedError(_described(error)) from error
         except httpx2.TimeoutException as error:

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from streamlearn.gateway.upstreams import EventStream, Outcome, Upstream
+from streamlearn.gateway.upstreams import EventStream, Outcome, Upstream, UpstreamFailedError
 from tests.gateway.stub_upstream import SLOW_S, StubUpstream
 
 from .kit import CHAT, TEXT, ask, gateway, is_ready, metric, ready_gateway, wait_until
@@ -260,6 +260,27 @@ def test_a_server_that_fails_a_poll_serves_nothing_until_the_next(
     with capture_logs() as events:
         assert [polled(upstream) for _ in range(4)] == [{"nano"}, set(), set(), {"nano"}]
     assert [event["event"] for event in events] == ["upstream_reachable", "upstream_unreachable", "upstream_reachable"]
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(httpx2.ConnectError("refused"), set()), (httpx2.ConnectTimeout("late"), {"nano"})],
+    ids=["refused", "late"],
+)
+def test_a_server_that_connects_late_is_not_taken_for_one_that_is_gone(
+    error: httpx2.RequestError, left: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request fails, and may be answered by another; those after it are still sent to this one."""
+
+    async def send(*_: object, **__: object) -> httpx2.Response:
+        raise error
+
+    upstream = Upstream("http://127.0.0.1:1", timeout_s=1.0)
+    upstream.models = frozenset({"nano"})
+    monkeypatch.setattr(upstream._client, "send", send)
+    with pytest.raises(UpstreamFailedError):
+        asyncio.run(upstream.send(TEXT, b"{}", {}))
+    assert upstream.models == left
 
 
 DONE = b"data: [DONE]\n\n"

@@ -50,7 +50,8 @@ def s3_server() -> Iterator[S3Server]:
         client = fsspec.get_filesystem_class("s3")
         client.clear_instance_cache()
         try:
-            fsspec.filesystem("s3", use_listings_cache=False).mkdir("bucket")
+            # A worker may begin a module twice, and the buckets are of its process.
+            fsspec.filesystem("s3", use_listings_cache=False).makedirs("bucket", exist_ok=True)
             yield server
         finally:
             client.clear_instance_cache()
