@@ -6,8 +6,9 @@ make fleet VLLM=/path/to/vllm BACKBONE=build/smollm2 KAFKA_HOME=/path/to/kafka
 2. Each task's records are fed; after its last snapshot the gateway's answers are scored for a while.
 3. In the middle of a publication of the second task, one server is killed with SIGKILL; later it is started again.
    With --pull the daemon knows no server: each loads a version when it is asked for it, and one is started only then.
+4. With --added-at the time that the gateway adds is measured, at that many requests a second.
 
-All the while the official client asks at a steady rate. Prints a table, writes the figures, and exits with 1 if a
+Until then the official client asks at a steady rate. Prints a table, writes the figures, and exits with 1 if a
 request failed, was answered by an adapter that its publication does not name, or by a publication that was replaced
 long before.
 """
@@ -29,6 +30,7 @@ import orjson
 
 from streamlearn.jobs.runner import rouge_l
 from tests.broker import kafka_home
+from tests.fleet.added import AddedTime
 from tests.fleet.client import Clients, Outcome, Question
 from tests.fleet.processes import START_S, Fleet, Servers, until
 from tests.fleet.publications import Publications
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=120, help="records of each task")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
     parser.add_argument("--scored-s", type=float, default=60.0, help="seconds of requests that each phase is scored on")
+    parser.add_argument("--added-at", type=float, help="requests a second while the gateway's own time is measured")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     home = kafka_home()
@@ -69,7 +72,8 @@ def main() -> None:
     if given.json is not None:
         given.json.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     _print(figures)
-    sys.exit(0 if not (figures["failed"] or figures["mixed"] or figures["stale"]) else 1)
+    failed = [*figures["failed"], *(figures["added"] or {"failed": ()})["failed"]]
+    sys.exit(1 if failed or figures["mixed"] or figures["stale"] else 0)
 
 
 def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]:
@@ -98,10 +102,18 @@ def _run(given: argparse.Namespace, folder: Path, kafka: Path) -> dict[str, Any]
         finally:
             clients.stop()
             publications.stop()
+        added = given.added_at and _added(fleet, questions, given)
         loaded = {name: len(_models(fleet, name)) - 1 for name in ("replica 1", "replica 2")}
     settings = {name: getattr(given, name) for name in ("pull", "records", "rate", "vllm_dtype", "first_layer")}
     settings["backbone"] = given.backbone.name
-    return {"tasks": TASKS, "settings": settings, "adapters_loaded": loaded, **_figures(clients, publications, phases)}
+    figures = _figures(clients, publications, phases)
+    return {"tasks": TASKS, "settings": settings, "adapters_loaded": loaded, **figures, "added": added}
+
+
+def _added(fleet: Fleet, questions: Mapping[str, Sequence[Question]], given: argparse.Namespace) -> dict[str, Any]:
+    prompts = [question.prompt for task in TASKS for question in questions[task]]
+    added = AddedTime(fleet.urls["gateway"], fleet.urls["replica 1"])
+    return added.measure(prompts, rate=given.added_at, seconds=given.scored_s)
 
 
 def _learn(fleet: Fleet, publications: Publications, rows: Sequence[Mapping[str, Any]]) -> None:
