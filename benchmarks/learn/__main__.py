@@ -5,7 +5,7 @@
         --write build/profile.json
     python -m benchmarks.learn report build/runs --out build/report
     python -m benchmarks.learn run --suite commits --data ../shared/data/natural --out build/commits --without-answers
-    python -m benchmarks.learn losses build/commits
+    python -m benchmarks.learn report build/commits --out build/report
     python -m benchmarks.learn rescore --suite superni-1 --data ../shared/data/superni --out build/runs
     python -m benchmarks.learn report docs/evidence/runs.tar.xz --member runs --out docs/evidence
 
@@ -21,14 +21,11 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-import orjson
-
 from benchmarks.learn.jobs import Part, RunConditions, RunJob, jobs_of, make_runs, read_plan
 from benchmarks.learn.methods import ABLATIONS, METHODS
 from benchmarks.learn.rescore import rescore_suite
-from benchmarks.learn.scores import stream_scores
 from benchmarks.learn.search import SEARCHED, Search
-from benchmarks.measuring import MeasurementError, command, grid, natural, positive, show
+from benchmarks.measuring import MeasurementError, command, natural, positive
 from streamlearn.errors import UsageError
 
 
@@ -72,13 +69,6 @@ def rescore(given: argparse.Namespace) -> None:
     conditions.check(given.suite, [], [])
     for suite in given.suite:
         print(f"{suite}: {rescore_suite(suite, conditions)} runs")
-
-
-def losses(given: argparse.Namespace) -> None:
-    """Show losses and regimes of runs on streams that nobody cut."""
-    runs = {file: orjson.loads(file.read_bytes()) for file in sorted(given.runs.glob("*/*.json"))}
-    rows = {f"{run['suite']} {run['method']} {run['seed']}": stream_scores(run) for run in runs.values()}
-    show(rows, grid(rows, list(next(iter(rows.values()), {}))), as_json=given.json)
 
 
 def _require_none(failed: list[RunJob]) -> None:
@@ -135,10 +125,6 @@ def options() -> argparse.ArgumentParser:
     verb.set_defaults(action=search)
     verb = verbs.add_parser("rescore", parents=[common], help="score the answers of finished runs in --out again")
     verb.set_defaults(action=rescore)
-    verb = verbs.add_parser("losses", help="show losses and regimes of runs on suites of commits, see `stream_scores`")
-    verb.add_argument("runs", type=Path, help="folder that `run` wrote to")
-    verb.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    verb.set_defaults(action=losses)
     verb = verbs.add_parser("report", help="write tables and plots")
     verb.add_argument("runs", type=Path, help="folder that `run` wrote to, or an archive of such folders")
     verb.add_argument("--member", default="", help="folder within the archive")

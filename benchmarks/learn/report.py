@@ -1,5 +1,7 @@
 """Report on a folder of runs, or on a member of the archive of runs: SUITE.json, SUITE.md and a plot of each suite.
 
+Streams that nobody cut have tables of their own, see `natural`.
+
 A row is a method, a table a suite. Runs share a table only if they are equal in what `OF_A_SUITE` lists, and a row only
 if they are equal in what `OF_A_ROW` lists. Skill says where a method stands between the best answer that ignores the
 input and the ceiling: the best mean AP among methods that do not have to learn continually.
@@ -14,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from benchmarks.learn import natural
 from benchmarks.learn.bootstrap import FIGURES, Bootstrap, Estimate
 from benchmarks.learn.methods import ABLATIONS, METHODS
 from benchmarks.learn.run import FORMAT
@@ -96,11 +99,19 @@ def report(source: Path, out: Path, member: str = "") -> list[str]:
     suites = read_runs(source, member)
     out.mkdir(parents=True, exist_ok=True)
     for suite, runs in suites.items():
-        summary = summarize(runs)
-        text = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        (out / f"{suite}.json").write_bytes(text)
-        (out / f"{suite}.md").write_text(markdown(summary), encoding="utf-8")
-        draw(summary, out)
+        if natural.is_uncut(runs[0]):
+            about = natural.NaturalReport(runs)
+            summary = about.summary()
+            text = natural.markdown(summary)
+            about.draw(out / f"{suite}.png")
+        else:
+            summary = summarize(runs)
+            text = markdown(summary)
+            draw(summary, out)
+        (out / f"{suite}.json").write_bytes(
+            orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
+        (out / f"{suite}.md").write_text(text, encoding="utf-8")
     return list(suites)
 
 
@@ -117,7 +128,7 @@ def read_runs(source: Path, member: str = "") -> dict[str, list[Run]]:
             raise UsageError(
                 f"{file}: expected a run of format {FORMAT}, found {run.get('format')}; `rescore` it or make it again"
             )
-        if not run["answers"]:
+        if not run["answers"] and not natural.is_uncut(run):
             raise UsageError(f"{file}: expected scores of free answers, found none; make it again with them")
         suites.setdefault(run["suite"], []).append((file, run))
     if not suites:

@@ -91,9 +91,12 @@ class Evaluator:
         }
         self._limits = {task: self._limit(task) for task in suite.tasks}
 
-    def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, float]]:
-        """Return token accuracy, loss in nats per answer token, and answer tokens of each task, teacher-forced."""
-        results = {}
+    def evaluate(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, dict[str, Any]]:
+        """Return token accuracy, loss in nats per answer token, and answer tokens of each task, teacher-forced.
+
+        On a stream that nobody cut also nats and tokens of each record.
+        """
+        results: dict[str, dict[str, Any]] = {}
         for task in tasks:
             examples = self.tests[task]
             slots = slots_of(task, examples)
@@ -104,6 +107,8 @@ class Evaluator:
                 "loss": sum(one.loss_sum for one in scores) / tokens,
                 "tokens": tokens,
             }
+            if self._suite.uncut:
+                results[task]["records"] = [[round(one.loss_sum, 4), one.tokens] for one in scores]
         return results
 
     def answer(self, learner: Learner, tasks: Iterable[str], slots_of: SlotsOf) -> dict[str, TaskAnswers]:
@@ -148,7 +153,7 @@ class Recorder:
         self.suite = suite
         self.evaluator = evaluator
         self._answer_after = answer_after and suite.answered and not suite.only_at_end
-        self.matrix: list[dict[str, dict[str, float]]] = []
+        self.matrix: list[dict[str, dict[str, Any]]] = []
         """Teacher-forced scores by task, one row per segment."""
         self.answers_after: dict[str, TaskAnswers] = {}
         """Free answers to the tasks of the stream, each after its last segment; empty without `answer_after`."""
@@ -340,6 +345,7 @@ def run_method(
             "segments": [{"tasks": [*segment.tasks], "records": len(segment.records)} for segment in suite.segments],
             "unseen": [*suite.unseen],
             "last_records": {task: number for number, task in enumerate(suite.record_tasks, 1)},
+            "times": _times(suite) if suite.uncut else None,
             "shuffled": method.shuffled,
             "config": arm.settings.model_dump(mode="json", exclude=NOT_IN_RESULTS),
             "options": dict(arm.options),
@@ -350,6 +356,16 @@ def run_method(
         del backbone
         stream.write_bytes(to_lines(record for segment in suite.segments for record in segment.records))
         return {**about, **_trained(suite, method, arm)}
+
+
+def _times(suite: Suite) -> dict[str, Any]:
+    """Unix times of the records of the stream, and of the scored ones of each task."""
+
+    def of(records: Iterable[Mapping[str, Any]]) -> list[int]:
+        return [record["meta"]["time"] for record in records]
+
+    stream = (record for segment in suite.segments for record in segment.records)
+    return {"stream": of(stream), "scored": {task: of(own.scored) for task, own in suite.tasks.items()}}
 
 
 def _resolved(settings: Settings) -> Settings:

@@ -293,7 +293,7 @@ def stream_scores(run: Run) -> dict[str, float | int | None]:
         "loss": weighted_loss(rows[-1], run["last_records"]),
         "prequential_loss": mean(run["record_losses"]),
         "stopped": losses[-1] if losses else None,
-        "stopped_lowest": min(losses, default=None),
+        "forgotten": losses[-1] - min(losses) if losses else None,
         "regimes": None if detection is None else len(set(detection["regimes"])),
         "nmi": None if detection is None else detection["nmi"],
     }

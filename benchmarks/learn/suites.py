@@ -291,9 +291,8 @@ def _commit_rows(draw: Draw, form: str, split: FileSplit) -> list[dict[str, Any]
 
 
 def _commit(row: Mapping[str, Any], prompts: Prompts) -> Json:
-    if prompts == "chat":
-        return to_chat(row)
-    return {**to_record(row), "completion": row["completion"]}  # with the space before it, or none
+    record = to_chat(row) if prompts == "chat" else to_record(row) | {"completion": row["completion"]}  # space kept
+    return {**record, "meta": {**record["meta"], "time": row["meta"]["time"]}}
 
 
 def _place(record: Json) -> int:

@@ -1,6 +1,6 @@
 """Whole runs on a tiny backbone: every method is evaluated after the right segments on the right tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from benchmarks.learn.run import (
     run_method,
 )
 from benchmarks.learn.scores import stream_scores
-from benchmarks.learn.suites import Draw, Suite, TaskSegment, sequential
+from benchmarks.learn.suites import Draw, Json, Suite, TaskSegment, sequential
 from streamlearn.learner.evaluate import prompt_of, run_to_end
 from streamlearn.learner.generate import decode
 from tests.benchmarks.learn.kit import LetterDecoder, record, references, task_of
@@ -62,10 +62,18 @@ def test_every_method_gives_all_results(suite: Suite, tiny_profile: Profile, nam
     assert set(result["answers"]) == {*TASKS, UNSEEN}
 
 
+def date(records: Sequence[Json]) -> None:
+    """Give them times, one a second."""
+    for second, one in enumerate(records):
+        one["meta"]["time"] = second
+
+
 @pytest.mark.parametrize("name", ["streamlearn", "lora-per-task", "er", "joint"])
 def test_a_mixture_may_be_scored_by_its_losses_only(suite: Suite, tiny_profile: Profile, name: str) -> None:
     """Tasks are mixed in two segments and scored after each; no answer is decoded."""
     rows = [row for records in zip(*(segment.records for segment in suite.segments), strict=True) for row in records]
+    for records in (rows, *(suite.tasks[task].scored for task in TASKS)):
+        date(records)
     halves = (tuple(rows[:18]), tuple(rows[18:]))
     segments = tuple(TaskSegment(TASKS, half) for half in halves)
     tasks = {task: suite.tasks[task] for task in TASKS}
@@ -74,6 +82,11 @@ def test_a_mixture_may_be_scored_by_its_losses_only(suite: Suite, tiny_profile: 
     assert [list(row) for row in result["teacher"]] == [list(TASKS)] * 2
     assert result["answers"] == {}
     assert result["last_records"] == {"fox": 34, "dog": 35, "cat": 36}
+    assert result["times"] == {"stream": [*range(36)], "scored": {task: [*range(SCORED)] for task in TASKS}}
+    for own in result["teacher"][-1].values():
+        nats, tokens = map(sum, zip(*own["records"], strict=True))
+        assert (len(own["records"]), tokens) == (SCORED, own["tokens"])
+        assert nats / tokens == pytest.approx(own["loss"], abs=1e-4)
     found = stream_scores(result)
     assert found["loss"] is not None
     if name == "streamlearn":

@@ -146,12 +146,12 @@ def test_losses_of_an_uncut_stream_are_weighted_by_tokens() -> None:
         "loss": pytest.approx((20 + 30) / 40),
         "prequential_loss": 2.0,
         "stopped": 2.0,
-        "stopped_lowest": 1.0,
+        "forgotten": 1.0,
         "regimes": 2,
         "nmi": 0.5,
     }
     told = stream_scores({**uncut, "last_records": {"a": 61, "b": 80}, "detection": None})
-    assert [told[name] for name in ("stopped", "stopped_lowest", "regimes", "nmi")] == [None] * 4
+    assert [told[name] for name in ("stopped", "forgotten", "regimes", "nmi")] == [None] * 4
 
 
 @pytest.mark.parametrize(("left", "expected"), [("aabb", 1.0), ("1111", 0.0), ("xyxy", 0.0), ("1233", 0.8)])
