@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learn.bootstrap import PERCENTILES, RESAMPLES
+from benchmarks.learn.bootstrap import FROZEN, PERCENTILES, RESAMPLES
 from benchmarks.learn.scores import STOPPED, Run, stream_scores
 from streamlearn.errors import UsageError
 
@@ -28,7 +28,7 @@ ERAS = 4
 """Parts of equal size of the scored records, by time."""
 SMOOTHED = 100
 """Maximum records of the moving mean in the plot."""
-DEFAULT, FROZEN = "streamlearn", "frozen"
+DEFAULT = "streamlearn"
 NOTES = (
     "loss: nats per answer token on the scored records at the end of the stream; [ ]: 95 %, a paired bootstrap over "
     "scored records, which does not cover other training seeds",
@@ -95,6 +95,8 @@ class NaturalReport:
         group = self._groups[name]
         found = [stream_scores(run) for run in group]
         means = {key: _mean([scores[key] for scores in found]) for key in found[0]}
+        if group[0]["shuffled"]:  # its records did not come in the order of the stream
+            means |= {"prequential_loss": None, "forgotten": None}
         by_record = [_by_record(run, self._writers) for run in group]
         ends = np.cumsum([0, *(len(self._first["times"]["scored"][writer]) for writer in self._writers)])
         return {
@@ -104,7 +106,7 @@ class NaturalReport:
             "less_default": self._difference(name),
             "prequential": means["prequential_loss"],
             "stopped": means["stopped"],
-            "forgotten": _mean([scores["forgotten"] for scores in found]),
+            "forgotten": means["forgotten"],
             "regimes": means["regimes"],
             "nmi": means["nmi"],
             "eras": {

@@ -58,6 +58,7 @@ def test_losses_are_compared_record_by_record(tmp_path: Path) -> None:
         a_natural_run("frozen", a=[4.0] * 4, b=[4.0] * 4),
         a_natural_run("streamlearn", a=[2.0, 2.5, 2.5, 3.0], b=[1.0, 1.0, 2.0, 2.0]),
         a_natural_run("streamlearn", 1, a=[2.0, 2.5, 2.5, 3.0], b=[1.0, 1.0, 2.0, 2.0]),
+        a_natural_run("joint", a=[2.0] * 4, b=[1.0] * 4, shuffled=True),
         a_natural_run("lora", a=[2.5, 3.0, 3.0, 3.5], b=[1.5, 1.5, 2.5, 2.5]),
     ]
     assert report(write(tmp_path / "runs", *runs), tmp_path / "out") == ["natural"]
@@ -75,6 +76,8 @@ def test_losses_are_compared_record_by_record(tmp_path: Path) -> None:
     )
     assert (own["stopped"], own["forgotten"], lora["forgotten"]) == (2.5, 0.5, 1.0)
     assert (own["regimes"], own["nmi"], lora["regimes"], own["seeds"]) == (2, 1.0, None, [0, 1])
+    joint = summary["methods"]["joint"]
+    assert (joint["prequential"], joint["forgotten"]) == (None, None)
     assert (own["prequential"], frozen["prequential"]) == (2.5, None)
     text = (tmp_path / "out/natural.md").read_text()
     assert "| **streamlearn** | 0.002 | 2.000 [" in text
