@@ -27,7 +27,7 @@ from benchmarks.daemon import QuietObserver, run_daemon
 from benchmarks.data import read_task, to_lines
 from benchmarks.learn.methods import read_arm, read_profile
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.status import Status
 from streamlearn.stream.record import Batch
 

@@ -5,7 +5,7 @@ from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon, Observer
 from streamlearn.jobs.queue import JobQueue
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Phase, Status

@@ -33,7 +33,7 @@ from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
 from streamlearn.model_files import pinned
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
 from streamlearn.settings.settings import checked

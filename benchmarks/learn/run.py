@@ -33,7 +33,7 @@ from streamlearn.daemon.process import versions
 from streamlearn.learner.evaluate import prompt_of, reference_of, run_to_end, score
 from streamlearn.learner.generate import decode
 from streamlearn.learner.learner import Learner, Step
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.settings import BackboneSettings, ServeSettings, Settings, StreamSettings, with_defaults
 from streamlearn.shift.features import input_of
 from streamlearn.shift.monitor import AssignedBatch

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from streamlearn.cli.options import Cell, TextConsole, ignored_counts, render_table
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import AdaptationStatus, Status

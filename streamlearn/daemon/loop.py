@@ -23,7 +23,7 @@ from streamlearn.jobs.queue import ControlJob, ControlResult, JobQueue, Snapshot
 from streamlearn.jobs.runner import JobRunner, control_result
 from streamlearn.learner.learner import Step
 from streamlearn.regimes.holdout import BackboneComparison, Role
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.monitor import AssignedBatch
 from streamlearn.snapshot.crash_guard import GuardedBatch

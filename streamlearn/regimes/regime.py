@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from streamlearn.codec import NOT_SAVED
 from streamlearn.regimes.holdout import KeptRecord, Reservoir, ScoreHistory
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.shift.detector import Shift
 from streamlearn.shift.drift import LossLevels
 from streamlearn.shift.monitor import MonitorState
-from streamlearn.status import RegimeStatus, ShiftStatus, SliceScore
+from streamlearn.status import RegimeStatus, SliceScore
 
 NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9 ._:/+-]{0,62}[A-Za-z0-9._:/+-])?")
 """Begins with a letter, so that no name is taken for a number."""
@@ -117,38 +118,6 @@ class Regime:
             canaries=self.canaries,
             canaries_step=self.canaries_at if self.canaries else None,
         )
-
-
-@dataclass(frozen=True)
-class ShiftReport:
-    """A shift that was acted on, and what its probe cost and found."""
-
-    shift: Shift
-    step: int
-    """Steps taken before it."""
-    probe_tokens: int = 0
-    probe_seconds: float = 0.0
-    probe_losses: tuple[float, float] | None = None
-    probe_failed: bool = False
-    mean_similarity: float | None = None
-    similarity_range: tuple[float, float] | None = None
-    mean_importance: float | None = None
-    """See `Probe`; None without a transient expert."""
-    started_from: int | None = None
-    """Number of the regime whose adapter was copied; None: the regime starts from nothing, or has no adapter."""
-    refused_return: int | None = None
-    """Number of the known regime that the inputs look like and the losses contradict; None: there is none."""
-    tokens_came: tuple[str, ...] = ()
-    tokens_went: tuple[str, ...] = ()
-    typical_records: tuple[str, ...] = ()
-    typical_records_before: tuple[str, ...] = ()
-    """See `ShiftStatus`."""
-
-    @property
-    def status(self) -> ShiftStatus:
-        """The shift as it is published."""
-        own = {name: value for name, value in vars(self).items() if name != "shift"}
-        return ShiftStatus(**{name: value for name, value in vars(self.shift).items() if name != "slot"}, **own)
 
 
 @dataclass

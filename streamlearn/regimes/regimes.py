@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,8 @@ from streamlearn.learner.evaluate import first_tokens
 from streamlearn.learner.learner import Learner, Rehearsal, Step
 from streamlearn.regimes.canaries import Canary
 from streamlearn.regimes.holdout import DividedBatch, KeptRecord, Role
-from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, ShiftReport, slot_of
+from streamlearn.regimes.regime import NAME, NUM_LOSSES, Regime, RegimesState, slot_of
+from streamlearn.regimes.report import ShiftReport, with_records
 from streamlearn.regimes.returns import ReturnChecks, Upcoming
 from streamlearn.regimes.route import (
     MAX_CANDIDATES,
@@ -42,7 +43,6 @@ from streamlearn.regimes.route import (
 )
 from streamlearn.regimes.scoring import Scorer
 from streamlearn.settings import Settings
-from streamlearn.shift.describe import Place, word_at
 from streamlearn.shift.detector import NO_SLOT, Shift
 from streamlearn.shift.drift import ConceptDriftDetector
 from streamlearn.shift.features import Featurizer, input_of
@@ -54,7 +54,6 @@ CONFIRM_RECORDS = 64
 """Records that a suspected shift of the answers waits for confirmation. A shift of the inputs that is declared late, or
 whose first records were assigned to other regimes, raises losses too; when one is declared within these records, it is
 the cause, and the answers have not changed."""
-NUM_LISTED = 10  # tokens that came, and that went, at a shift
 MAX_REPORTS = 256  # newest shifts kept for the status and the snapshot
 
 _log = get_logger("shift")
@@ -191,32 +190,11 @@ class Regimes:
                 self.by_slot[slot].status = None
         if shift.parent is None:
             state.current = shift.slot
-        report = self._describe(report)
+        before = slot_of(self.by_slot, shift.previous if shift.parent is None else shift.parent)
+        kept = self.by_slot[before].holdouts.records if before is not None else ()
+        report = with_records(report, self.monitor, before, kept, self._to_text)
         self._declare(report)
         return report
-
-    def _describe(self, report: ShiftReport) -> ShiftReport:
-        """Add what tells the records of a shift's regime from those of the regime before it, for people."""
-        shift, monitor = report.shift, self.monitor
-        before = slot_of(self.by_slot, shift.previous if shift.parent is None else shift.parent)
-        first = monitor.first_records(shift.slot)
-        later = [example for _, example in first]
-        report = replace(report, typical_records=tuple(str(first[i][0]) for i in monitor.typical_records(later)))
-        if before is None or before == shift.slot or not later:  # the benchmarks enter regimes without a detector
-            return report
-        kept, earlier = self.by_slot[before].holdouts.records, self.examples(before)
-        typical = [kept[i].id for i in monitor.typical_records(earlier)]
-        return replace(
-            report,
-            typical_records_before=tuple(id_ for id_ in typical if id_),
-            tokens_came=self._words(monitor.characteristic_tokens(shift.slot, before, later)),
-            tokens_went=self._words(monitor.characteristic_tokens(before, shift.slot, earlier)),
-        )
-
-    def _words(self, places: Sequence[Place]) -> tuple[str, ...]:
-        """The words that the first tokens are part of, each once."""
-        words = dict.fromkeys(word for place in places if (word := word_at(place, self._to_text)))
-        return tuple(islice(words, NUM_LISTED))
 
     def _split(self, report: ShiftReport) -> ShiftReport:
         """Open a regime that was split from another, with a copy of the adapter that learned the records of both.
@@ -319,37 +297,7 @@ class Regimes:
         del state.reports[:-MAX_REPORTS]
         self._shifts = (*self._shifts[1 - MAX_REPORTS :], report.status)
         state.num_entries[shift.kind] += 1
-        _log.info(
-            Event.FIRST_REGIME_ENTERED if shift.previous is None else Event.SHIFT_DETECTED,
-            kind=shift.kind,
-            regime=shift.regime,
-            known=shift.known,
-            parent=shift.parent,
-            step=report.step,
-            declared_at=shift.declared_at,
-            onset=shift.onset,
-            statistic=round(shift.statistic, 3),
-            threshold=round(shift.threshold, 3),
-            probe_tokens=report.probe_tokens,
-            probe_s=round(report.probe_seconds, 2),
-            started_from=report.started_from,
-            refused_return=report.refused_return,
-            came=report.tokens_came,
-            went=report.tokens_went,
-            typical=report.typical_records,
-            typical_before=report.typical_records_before,
-            **self._transient_expert(report),
-        )
-
-    @staticmethod
-    def _transient_expert(report: ShiftReport) -> dict[str, Any]:
-        """What a transient expert found, for the log; empty without one."""
-        if report.probe_losses is None:
-            return {}
-        names = ("probe_losses", "mean_similarity", "similarity_range", "mean_importance")
-        found = {name: getattr(report, name) for name in names}
-        rounded = {name: np.round(value, 4).tolist() for name, value in found.items() if value is not None}
-        return {"probe_failed": report.probe_failed, **rounded}
+        report.log()
 
     # A batch.
 

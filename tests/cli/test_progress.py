@@ -9,7 +9,7 @@ from rich.console import Console
 
 from streamlearn.cli.progress import FIRST, LAST, LabeledSegments, ProgressDisplay, mean_loss
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.shift.detector import Shift
 from streamlearn.status import Phase, Status
 from streamlearn.stream.position import TopicPartition

@@ -21,7 +21,7 @@ from streamlearn.events import Event
 from streamlearn.jobs.queue import EvalJob, JobQueue, QueueClosedError
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedLoss, packed_loss
-from streamlearn.regimes.regime import ShiftReport
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import Snapshot, SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore

@@ -9,8 +9,9 @@ from torch import Tensor
 from streamlearn.daemon.build import Components
 from streamlearn.learner.cache import AdapterCache
 from streamlearn.learner.learner import Step
-from streamlearn.regimes.regime import Regime, ShiftReport
+from streamlearn.regimes.regime import Regime
 from streamlearn.regimes.regimes import Regimes
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.settings import Settings
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.status import Status

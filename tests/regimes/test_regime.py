@@ -4,7 +4,8 @@ import pytest
 
 from streamlearn import codec
 from streamlearn.errors import RegimeError
-from streamlearn.regimes.regime import Regime, RegimesState, ShiftReport
+from streamlearn.regimes.regime import Regime, RegimesState
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.shift.detector import Shift
 from streamlearn.status import Scoring
 from tests.doubles import example

@@ -17,8 +17,8 @@ from streamlearn.learner import evaluate as evaluation
 from streamlearn.learner.learner import Learner, Step
 from streamlearn.learner.loss import PackedBatch, PackedLoss, packed_loss
 from streamlearn.regimes import regimes
-from streamlearn.regimes.regime import ShiftReport
 from streamlearn.regimes.regimes import CONFIRM_RECORDS
+from streamlearn.regimes.report import ShiftReport
 from streamlearn.regimes.route import HeadStart, RoutedInput, measure_head_start
 from streamlearn.settings import Settings
 from streamlearn.shift.detector import Shift
