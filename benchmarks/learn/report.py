@@ -141,9 +141,13 @@ def read_runs(source: Path, member: str = "") -> dict[str, list[Run]]:
 
 
 def _files(source: Path, member: str) -> Iterator[tuple[str, bytes]]:
+    if not source.exists():
+        raise UsageError(f"{source}: expected a folder of runs or an archive of them, found nothing")
     if source.is_dir():
         yield from ((str(file), file.read_bytes()) for file in (source / member).glob("*/*.json"))
         return
+    if not tarfile.is_tarfile(source):
+        raise UsageError(f"{source}: expected a folder of runs or an archive of them, found another file")
     with tarfile.open(source) as archive:
         for entry in archive:
             path = PurePath(entry.name)

@@ -56,6 +56,13 @@ def test_the_report_reads_what_a_run_writes(
     assert (tmp_path / "again/real.md").read_text() == (tmp_path / "out/real.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["absent", "text"])
+def test_only_a_folder_or_an_archive_is_reported_on(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(UsageError, match=f"{name}: expected a folder of runs or an archive"):
+        report(tmp_path / name, tmp_path / "out")
+
+
 def test_the_archive_holds_the_runs_of_the_tables() -> None:
     """Every table of docs/evidence can be rebuilt from it."""
     runs = read_runs(ARCHIVE, "runs")["superni-2"]
