@@ -331,7 +331,7 @@ def leaked_sockets() -> Iterator[None]:
 def kafka_home() -> Path | None:
     """Return $KAFKA_HOME, or the Kafka in the shared folder beside the repository."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "kafka"
-    home = Path(os.environ.get("KAFKA_HOME", beside))
+    home = Path(os.environ.get("KAFKA_HOME") or beside)
     return home if (home / "bin" / "kafka-server-start.sh").exists() else None
 
 

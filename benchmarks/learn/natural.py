@@ -152,7 +152,7 @@ class NaturalReport:
         return {f"{_year(self._times_N[part[0]])} to {_year(self._times_N[part[-1]])}": part for part in parts}
 
     def draw(self, file: Path) -> None:
-        """Draw the prequential loss along the stream, and the loss at the end by era."""
+        """Draw the prequential loss along the stream, and the loss at the end by era, of what learns."""
         import matplotlib  # noqa: PLC0415 - an extra
 
         matplotlib.use("Agg")  # draws to files and opens no window
@@ -162,7 +162,7 @@ class NaturalReport:
         summary = self.summary()
         width = min(SMOOTHED, len(self._first["times"]["stream"]))
         shown = [name for name in self._groups if name != FROZEN]
-        colors = {name: f"C{number}" for number, name in enumerate(shown)} | {FROZEN: "0.5"}
+        colors = {name: f"C{number}" for number, name in enumerate(shown)}
         for name in shown:
             if not self._groups[name][0]["shuffled"]:
                 losses = np.mean([run["record_losses"] for run in self._groups[name]], axis=0)
@@ -174,8 +174,9 @@ class NaturalReport:
         left.set_xlabel("record of the stream")
         left.set_ylabel("loss of a record before it is trained on,\nnats per token")
         left.set_title(f"While it learns (mean of the last {width} records)", fontsize=10, loc="left")
-        for name, row in summary["methods"].items():
-            right.plot(summary["eras"], list(row["eras"].values()), "o-", color=colors[name], label=name, linewidth=1.2)
+        for name in shown:
+            losses = [*summary["methods"][name]["eras"].values()]
+            right.plot(summary["eras"], losses, "o-", color=colors[name], label=name, linewidth=1.2)
         right.set_ylabel("loss on scored records, nats per token")
         right.set_title("At the end of the stream, by the scored records' years", fontsize=10, loc="left")
         right.tick_params(axis="x", labelsize=8)
