@@ -62,7 +62,7 @@ class Bootstrap:
         rows = list(self._rows.get(method, {}).values())
         if not self._applies(figure, rows):
             return None
-        return _estimate(self._figures[figure][rows].mean(0), len(rows))
+        return estimate_of(self._figures[figure][rows].mean(0), len(rows))
 
     def difference(self, method: str, base: str, figure: str) -> Estimate | None:
         """Estimate the figure of `method` minus that of `base`, over the seeds that both have.
@@ -75,7 +75,7 @@ class Bootstrap:
             return None
         minuends, subtrahends = (list(rows) for rows in zip(*pairs, strict=True))
         values_RB = self._figures[figure]
-        return _estimate((values_RB[minuends] - values_RB[subtrahends]).mean(0), len(pairs))
+        return estimate_of((values_RB[minuends] - values_RB[subtrahends]).mean(0), len(pairs))
 
     def of_task(self, task: str, methods: Iterable[str]) -> dict[str, Estimate]:
         """Estimate the mean score on one task at the end, by method."""
@@ -84,7 +84,7 @@ class Bootstrap:
         for method in methods:
             rows = list(self._rows[method].values())
             end_N = np.mean([self._runs[row]["answers"][task]["end"] for row in rows], axis=0)
-            estimates[method] = _estimate(weights_BN @ end_N, len(rows))
+            estimates[method] = estimate_of(weights_BN @ end_N, len(rows))
         return estimates
 
     def _resample(self) -> dict[str, Array]:
@@ -136,7 +136,8 @@ class Bootstrap:
         return figure not in OF_ORDERED or not any(self._runs[row]["shuffled"] for row in rows)
 
 
-def _estimate(values_B: Array, seeds: int) -> Estimate:
+def estimate_of(values_B: Array, seeds: int) -> Estimate:
+    """The first value, that of the sample itself, with the interval of the others."""
     low, high = np.percentile(values_B[1:], PERCENTILES)
     value, low, high = (round(float(end), DECIMALS) + 0.0 for end in (values_B[0], low, high))  # no -0.0
     return Estimate(value, low, high, seeds)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learn.bootstrap import FROZEN, PERCENTILES, RESAMPLES
+from benchmarks.learn.bootstrap import FROZEN, RESAMPLES, estimate_of
 from benchmarks.learn.scores import STOPPED, Run, stream_scores
 from streamlearn.errors import UsageError
 
@@ -41,8 +41,6 @@ NOTES = (
 )
 
 Array = NDArray[np.float64]
-Groups = Mapping[str, Sequence[Run]]
-"""Runs by method."""
 
 
 def is_uncut(run: Run) -> bool:
@@ -59,6 +57,7 @@ class NaturalReport:
         Raises:
             UsageError: a run has no losses.
         """
+        self._runs = runs
         self._groups: dict[str, list[Run]] = {}
         for run in runs:
             if not run["record_losses"] and run["method"] != FROZEN:
@@ -87,10 +86,6 @@ class NaturalReport:
             "methods": {name: self._row(name, eras) for name in self._groups},
         }
 
-    @property
-    def _runs(self) -> list[Run]:
-        return [run for group in self._groups.values() for run in group]
-
     def _row(self, name: str, eras: Mapping[str, NDArray[np.intp]]) -> dict[str, Any]:
         group = self._groups[name]
         found = [stream_scores(run) for run in group]
@@ -118,7 +113,7 @@ class NaturalReport:
             },
         }
 
-    def _difference(self, name: str) -> dict[str, float] | None:
+    def _difference(self, name: str) -> dict[str, Any] | None:
         base = {run["seed"]: run for run in self._groups.get(DEFAULT, ())}
         own = {run["seed"]: run for run in self._groups[name]}
         if name == FROZEN:
@@ -134,10 +129,8 @@ class NaturalReport:
         losses_B: Array = (self._weights_BN @ nats_N) / (self._weights_BN @ tokens_N)
         return losses_B
 
-    def _estimate(self, by_seed: Sequence[Array]) -> dict[str, float]:
-        values_B = np.mean(by_seed, axis=0)
-        low, high = np.percentile(values_B[1:], PERCENTILES)
-        return {"value": float(values_B[0]), "low": float(low), "high": float(high)}
+    def _estimate(self, by_seed: Sequence[Array]) -> dict[str, Any]:
+        return estimate_of(np.mean(by_seed, axis=0), len(by_seed))._asdict()
 
     def _weights(self) -> Array:
         random = np.random.default_rng(0)
@@ -151,7 +144,7 @@ class NaturalReport:
         parts = np.array_split(order, ERAS)
         return {f"{_year(self._times_N[part[0]])} to {_year(self._times_N[part[-1]])}": part for part in parts}
 
-    def draw(self, file: Path) -> None:
+    def draw(self, summary: Mapping[str, Any], file: Path) -> None:
         """Draw the prequential loss along the stream, and the loss at the end by era, of what learns."""
         import matplotlib  # noqa: PLC0415 - an extra
 
@@ -159,7 +152,6 @@ class NaturalReport:
         from matplotlib import pyplot as plt  # noqa: PLC0415
 
         figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(3, 2))
-        summary = self.summary()
         width = min(SMOOTHED, len(self._first["times"]["stream"]))
         shown = [name for name in self._groups if name != FROZEN]
         colors = {name: f"C{number}" for number, name in enumerate(shown)}
@@ -175,8 +167,8 @@ class NaturalReport:
         left.set_ylabel("loss of a record before it is trained on,\nnats per token")
         left.set_title(f"While it learns (mean of the last {width} records)", fontsize=10, loc="left")
         for name in shown:
-            losses = [*summary["methods"][name]["eras"].values()]
-            right.plot(summary["eras"], losses, "o-", color=colors[name], label=name, linewidth=1.2)
+            by_era = [*summary["methods"][name]["eras"].values()]
+            right.plot(summary["eras"], by_era, "o-", color=colors[name], label=name, linewidth=1.2)
         right.set_ylabel("loss on scored records, nats per token")
         right.set_title("At the end of the stream, by the scored records' years", fontsize=10, loc="left")
         right.tick_params(axis="x", labelsize=8)
@@ -259,7 +251,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def _interval(estimate: Mapping[str, float] | None, form: str) -> str:
+def _interval(estimate: Mapping[str, Any] | None, form: str) -> str:
     if estimate is None:
         return "-"
     return f"{estimate['value']:{form}} [{estimate['low']:{form}}, {estimate['high']:{form}}]"

@@ -103,7 +103,7 @@ def report(source: Path, out: Path, member: str = "") -> list[str]:
             about = natural.NaturalReport(runs)
             summary = about.summary()
             text = natural.markdown(summary)
-            about.draw(out / f"{suite}.png")
+            about.draw(summary, out / f"{suite}.png")
         else:
             summary = summarize(runs)
             text = markdown(summary)
