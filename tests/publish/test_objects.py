@@ -70,15 +70,20 @@ def url(server: S3Server) -> str:
 
 
 def objects(url: str) -> dict[str, bytes]:
-    """What the store has, by path."""
+    """What the store has, by path; no publisher works on it."""
     client, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     return {path[len(root) + 1 :]: client.cat_file(path) for path in client.find(root)}
 
 
+def newest_of(url: str) -> Publication:
+    """What `publication.json` in the store says; may be called while a publisher works on the store."""
+    client, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    return Publication.from_bytes(client.cat_file(f"{root}/{FILE}"), where=url)
+
+
 def assert_whole(url: str, folder: Path) -> int:
     """What `publication.json` names is there, as it is in the folder; returns its sequence."""
-    held = objects(url)
-    newest = Publication.from_bytes(held[FILE], where=url)
+    held, newest = objects(url), newest_of(url)
     parts = [newest.routing, newest.tokenizer, *(f"adapters/{name}" for name in newest.adapters)]
     for part in parts:
         paths = [folder / part] if (folder / part).is_file() else list((folder / part).iterdir())
@@ -194,7 +199,7 @@ def test_learning_goes_on_while_the_store_is_down_and_the_publication_catches_up
     warned = [log for log in logs if log["event"] == Event.PUBLICATION_FAILED]
     assert [log["fault"] for log in warned] == list(dict.fromkeys(down))
     assert assert_whole(url, settings.state / "published") > 0
-    held = Publication.from_bytes(objects(url)[FILE], where=url)
+    held = newest_of(url)
     assert newest is not None
     assert held.snapshot == newest.name
     assert held.adapters
@@ -224,7 +229,7 @@ def test_replicas_keep_what_the_store_names_until_it_has_the_next(
             assert undone in stub.loaded
             server.start()
             serve_until(publisher, lambda: undone not in stub.loaded)
-            assert Publication.from_bytes(objects(url)[FILE], where=url).adapters == ()
+            assert newest_of(url).adapters == ()
 
 
 def test_a_process_that_ended_before_the_store_had_its_publication_is_followed_by_one_that_copies_it(
