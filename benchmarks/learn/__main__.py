@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> None:
 def search(given: argparse.Namespace) -> None:
     """Choose every method's learning rate and strength for a backbone."""
     runs = partial(make_runs, side_by_side=given.side_by_side)
-    searched = Search(given.suite[0], given.method or SEARCHED, _conditions(given), runs)
+    searched = Search(given.suite[0], given.method or SEARCHED, _conditions(given), runs, is_around=given.around)
     profile = searched.run()
     given.write.parent.mkdir(parents=True, exist_ok=True)
     given.write.write_bytes(profile.to_json())
@@ -121,6 +121,9 @@ def options() -> argparse.ArgumentParser:
     verb.set_defaults(action=run)
     verb = verbs.add_parser("search", parents=[common], help="choose a profile on development records")
     verb.add_argument("--write", type=Path, required=True, help="the profile to write")
+    verb.add_argument(
+        "--around", action="store_true", help="only half, once and twice the rate that --profile has for a method"
+    )
     verb.add_argument("--table", type=Path, help="the table to write; by default search.md in --out")
     verb.set_defaults(action=search)
     verb = verbs.add_parser("rescore", parents=[common], help="score the answers of finished runs in --out again")

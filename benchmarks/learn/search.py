@@ -4,6 +4,9 @@
 2. Four strengths at the best rate; for a method without a strength, four rates around the best.
 3. The next value beyond the grid, up to three times, while the best value is the first or the last tried.
 
+A search around a profile, for another length of the stream, has half, once and twice the profile's own rate in place of
+stages 1 and 2, at its strength; methods that are not searched keep their values.
+
 A trial is its own run, scored at the end of the stream only, so that an interrupted search continues where it stopped.
 The values of the trial with the highest AP are chosen; ties are decided by the token loss. Prompts and adapter layers
 are those of the profile that the search starts from.
@@ -29,6 +32,8 @@ LR = "learner.lr"
 RATES = (3e-4, 1e-3, 3e-3)
 FACTORS = (0.5, 0.7, 1.4, 2.0)
 """Rates of stage 2 as multiples of the best rate of stage 1, for a method without a strength."""
+AROUND = (0.5, 1.0, 2.0)
+"""Rates of a search around a profile, as multiples of its own."""
 BEYOND = 3
 """Maximum rounds of stage 3."""
 
@@ -88,6 +93,11 @@ def refine(trials: Sequence[Trial]) -> list[Own]:
     return [{LR: rate, key: value} for value in values]
 
 
+def around(own: Own) -> list[Own]:
+    """Return the values to try in place of stages 1 and 2, given a method's values in the profile."""
+    return [{**own, LR: float(f"{own[LR] * factor:.3g}")} for factor in AROUND]
+
+
 def beyond(trials: Sequence[Trial]) -> list[Own]:
     """Return the values of a round of stage 3; empty if the best ones lie between others that were tried.
 
@@ -113,16 +123,22 @@ class Search:
         methods: Sequence[str],
         conditions: RunConditions,
         make_runs: Callable[[Sequence[RunJob]], list[RunJob]],
+        *,
+        is_around: bool = False,
     ) -> None:
-        """Check the search.
+        """Check the search; `is_around`: whether it is one around the profile that it starts from.
 
         Raises:
-            UsageError: a method or the suite is unknown, or the folder holds a search from another start.
+            UsageError: a method or the suite is unknown, the profile has no rate for a method to search around, or the
+                folder holds a search from another start.
         """
         conditions.check([suite], methods, SEARCHED)
-        self._suite, self._methods, self._make_runs = suite, methods, make_runs
+        self._suite, self._methods, self._make_runs, self._is_around = suite, methods, make_runs, is_around
         self._conditions = replace(conditions, split="development")
         self._start = read_profile(conditions.profile)
+        without = [method for method in methods if is_around and LR not in self._start.methods.get(method, {})]
+        if without:
+            raise UsageError(f"--around: expected a profile with a rate for {', '.join(without)}, found none")
         self.failed: list[RunJob] = []
         self.trials: dict[str, list[Trial]] = {method: [] for method in methods}
         self.source: dict[str, Any] = {
@@ -137,12 +153,18 @@ class Search:
 
     def run(self) -> Profile:
         """Make the missing trials of all stages and return the chosen profile."""
-        self._try({method: [{LR: rate} for rate in RATES] for method in self._methods})
-        for stage in range(1 + BEYOND):
-            self._try({method: beyond(own) if stage else refine(own) for method, own in self.trials.items()})
+        if self._is_around:
+            self._try({method: around(self._start.methods[method]) for method in self._methods})
+        else:
+            self._try({method: [{LR: rate} for rate in RATES] for method in self._methods})
+            self._try({method: refine(own) for method, own in self.trials.items()})
+        for _ in range(BEYOND):
+            self._try({method: beyond(own) for method, own in self.trials.items()})
         chosen = {method: best(own) for method, own in self.trials.items()}
         values = {method: dict(trial.own) for method, trial in chosen.items() if trial is not None}
-        return replace(self._start, records=self.source["records_per_task"], methods=values, source=self.source)
+        kept = self._start.methods if self._is_around else {}
+        source = {**self.source, "searched": [*values]}
+        return replace(self._start, records=self.source["records_per_task"], methods={**kept, **values}, source=source)
 
     def _try(self, grids: Mapping[str, Sequence[Own]]) -> None:
         jobs = [self._job(method, own) for method, grid in grids.items() for own in grid]

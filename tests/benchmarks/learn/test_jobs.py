@@ -10,7 +10,7 @@ import pytest
 from benchmarks.learn import jobs as module
 from benchmarks.learn import search as searching
 from benchmarks.learn.jobs import RunConditions, RunJob, jobs_of, make_run, make_runs, read_plan
-from benchmarks.learn.methods import METHODS, read_profile
+from benchmarks.learn.methods import METHODS, Profile, read_profile
 from benchmarks.learn.search import LR, SEED, Search, Trial, beyond, refine
 from benchmarks.measuring import MeasurementError
 from streamlearn.errors import UsageError
@@ -69,6 +69,37 @@ def test_a_search_refines_and_leaves_the_grid_at_its_edges() -> None:
     assert beyond(trials) == [{LR: 0.009}]
     assert beyond([*trials, Trial("er", {LR: 9e-3}, 0.2, 1.0)]) == []
     assert refine([Trial("er", {LR: 1e-3})]) == []
+
+
+def test_a_search_around_a_profile_tries_its_rate_and_keeps_what_it_does_not_search(
+    tmp_path: Path, write_tasks: Callable[..., Path]
+) -> None:
+    """Where the profile's rate is the best of three nothing further is tried; where it has none that is said."""
+    known: Mapping[str, Mapping[str, float]] = {"ewc": {LR: 1e-3, "baseline.strength": 0.01}, "er": {LR: 2e-3}}
+    file = tmp_path / "known.json"
+    file.write_bytes(Profile("", "builtin:nano", methods=known).to_json())
+    folder = write_tasks("fox", "dog")
+    best = {5e-4: 0.1, 1e-3: 0.3, 2e-3: 0.2}
+
+    def make(jobs: Sequence[RunJob]) -> list[RunJob]:
+        for job in jobs:
+            answers = {"fox": {"end": [best[job.own[LR]]]}}
+            job.file.parent.mkdir(parents=True)
+            losses = [{"fox": {"loss": 1.0}}]
+            job.file.write_bytes(
+                orjson.dumps({"segments": [{"tasks": ["fox"]}], "answers": answers, "teacher": losses})
+            )
+        return []
+
+    conditions = RunConditions((), str(tmp_path / "search"), str(file), records=8)
+    search = Search(str(folder), ("ewc",), conditions, make, is_around=True)
+    profile = search.run()
+    assert [trial.own[LR] for trial in search.trials["ewc"]] == [5e-4, 1e-3, 2e-3]
+    assert profile.methods == known
+    assert profile.records == 8
+    assert profile.source["searched"] == ["ewc"]
+    with pytest.raises(UsageError, match="expected a profile with a rate for lora, found none"):
+        Search(str(folder), ("lora",), conditions, make, is_around=True)
 
 
 def test_a_search_writes_a_profile_that_runs_use(
