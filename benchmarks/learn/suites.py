@@ -18,9 +18,9 @@
 A folder of task files is a suite as well: its tasks one after another, by name or in a given order.
 
 The rows of a training file are shuffled in an order that depends on neither seed nor size. The last `DEVELOPMENT` of
-them, or fewer where the draw would not be left enough, are development records: settings are chosen on them, and they
-are never trained on. Training records are drawn from the others by seed. A row whose input also occurs among the
-development records is drawn by no seed. Test files are opened only to score the test split. Of commits, every eighth
+them, or fewer where the draw would not be left enough, but at least an eighth, are development records: settings are
+chosen on them, and they are never trained on. Training records are drawn from the others by seed. A row whose input also
+occurs among the development records is drawn by no seed. Test files are opened only to score the test split. Of commits, every eighth
 record of the training file is a development record, and the drawn ones stay in the order of their time.
 """  # noqa: E501 - a table row is one line
 
@@ -52,7 +52,7 @@ DEVELOPMENT = 50
 GAP = " ... "
 """Stands for what was cut out of a prompt."""
 EVERY = 8
-"""Of the commits, one in so many is a development record."""
+"""Of a task's rows at least, and of the commits exactly, one in so many is a development record."""
 COMMIT_SEGMENTS = 8
 """Segments of equal length of the stream of commits."""
 LABEL_METRICS = ("exact_match", "choice")
@@ -369,12 +369,12 @@ def divide(rows: Sequence[T], records: int, input_of: Callable[[T], Hashable]) -
 
     Args:
         rows: All rows of a training file.
-        records: Number of training records; so many rows are left to draw from, if there are as many.
+        records: Number of training records; so many rows are left to draw from, or seven eighths if there are fewer.
         input_of: Key of a row's input; rows with one key ask the same.
     """
     order = list(rows)
     random.Random("development").shuffle(order)
-    size = max(0, min(DEVELOPMENT, len(order) - records))
+    size = min(DEVELOPMENT, max(len(order) - records, len(order) // EVERY))
     others, development = order[: len(order) - size], order[len(order) - size :]
     reserved = {input_of(row) for row in development}
     return [row for row in others if input_of(row) not in reserved], development
