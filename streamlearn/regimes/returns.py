@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scipy.stats import mannwhitneyu
-
 from streamlearn.events import Event, get_logger
 from streamlearn.learner.evaluate import first_tokens, run_to_end
 from streamlearn.learner.learner import Learner
@@ -39,6 +37,8 @@ class ReturnCheck:
         """
         if not (self.losses and self.own_losses):
             return 1.0
+        from scipy.stats import mannwhitneyu  # noqa: PLC0415 - every start would wait for it, and few records ask
+
         return float(mannwhitneyu(self.losses, self.own_losses, alternative="greater").pvalue)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -153,16 +154,17 @@ def test_one_token_makes_a_regime() -> None:
 
 def flushed_batches(
     monitor: Monitor, made: Sequence[Batch], flushes: Collection[int], start: int = 0
-) -> list[AssignedBatch]:
-    """What the monitor returns for the batches from `start` on, flushed after those in `flushes`."""
-    assigned: list[AssignedBatch] = []
+) -> list[list[AssignedBatch]]:
+    """What the monitor returns after each batch from `start` on, flushed after those in `flushes`."""
+    by_batch: list[list[AssignedBatch]] = []
     for number, batch in enumerate(made[start:], start):
         monitor.update(batch)
-        assigned += iter(monitor.take, None)
+        assigned = [*iter(monitor.take, None)]
         if number in flushes:
             monitor.flush()
             assigned += iter(monitor.take, None)
-    return assigned
+        by_batch.append(assigned)
+    return by_batch
 
 
 @pytest.mark.parametrize("lookahead", variants([0, 16], short=["16"]))
@@ -183,13 +185,13 @@ def test_a_killed_monitor_repeats_itself(
     made = batches(examples, SIZES)
     flushes = (*flushes, len(made) - 1)
     settings = ShiftSettings(max_regimes=max_regimes, lookahead_records=lookahead)
-    whole = new_monitor(settings)
-    expected = flushed_batches(whole, made, flushes)
+    by_batch = flushed_batches(new_monitor(settings), made, flushes)
+    expected = [*chain(*by_batch)]
     assert any(shift.dropped or shift.known or shift.parent for shift in shifts_of(expected))
     for died in sorted({*range(0, len(made), 5), *flushes}):
-        assigned = flushed_batches(new_monitor(settings), made[: died + 1], flushes)
-        life = restarted(assigned[-1].after if assigned else MonitorState(), settings)
-        assigned += flushed_batches(life, made, flushes, start=len(assigned))
+        released = [*chain(*by_batch[: died + 1])]
+        life = restarted(released[-1].after if released else MonitorState(), settings)
+        assigned = [*released, *chain(*flushed_batches(life, made, flushes, start=len(released)))]
         assert assigned == expected
         assert saved(assigned[-1].after) == saved(expected[-1].after)
 
@@ -202,7 +204,7 @@ def test_a_shift_near_a_flush_is_found(before_quiet: int) -> None:
     """
     made = batches(stream(runs((0, 104 - before_quiet), (1, 100))))
     flush = 104 // 8 - 1
-    assigned = flushed_batches(new_monitor(), made, [flush, len(made) - 1])
+    assigned = [*chain(*flushed_batches(new_monitor(), made, [flush, len(made) - 1]))]
     _, shift = shifts_of(assigned)
     assert abs(shift.onset - (105 - before_quiet)) <= 1
     assert shift in assigned[flush + 1].shifts
@@ -426,6 +428,6 @@ def test_a_shift_that_begins_in_a_trained_batch_is_late() -> None:
     assert read.state.detector.num_shifts == 1
     restarted = new_monitor(ShiftSettings(lookahead_records=16))
     restarted.load(read.state)
-    first, *others = flushed_batches(restarted, made[cut:], [len(made) - cut - 1])
+    first, *others = chain(*flushed_batches(restarted, made[cut:], [len(made) - cut - 1]))
     assert [(shift.slot, shift.known) for shift in first.late] == [(1, False)]
     assert not any((*batch.late, *batch.shifts) for batch in others)
