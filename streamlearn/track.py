@@ -106,8 +106,14 @@ class TensorBoardTracker:
                     self._writer.add_text(note.series, note.text, note.step, sample.at)
             self._writer.flush()
         except OSError:
-            self._writer = None  # the end of its file may be damaged
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """Leave a file whose end may be damaged; `close` would begin with the write that has just failed."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.file_writer.event_writer._worker.stop()  # else a thread and a pipe would stay for each failure
 
     def close(self, *, finished: bool) -> None:
         del finished  # event files do not record it

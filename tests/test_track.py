@@ -239,6 +239,8 @@ def test_an_unwritable_event_file_is_an_error_and_the_next_write_begins_another(
     tracker.write([Sample(9, 19.0)])  # begins another file
     tracker.close(finished=True)
     assert len(list(tmp_path.iterdir())) == 2
+    left = [thread for thread in threading.enumerate() if type(thread).__module__.startswith("tensorboardX")]
+    assert not left, "each failure would leave one"
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
