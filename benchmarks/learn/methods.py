@@ -342,9 +342,8 @@ ABLATIONS: Mapping[str, Method] = {
     "no head start": Method(f"streamlearn:probe.enabled=false:{MEAN}"),
     "nearest for unknown": Method("streamlearn:serve.unknown=nearest"),
     "backbone for unknown": Method("streamlearn:serve.unknown=backbone"),
-    "lora, falling rate": Method(
-        f"lora:{RANK}:learner.lr_decay_updates=20", Baseline
-    ),  # the default's, see the settings
+    # As the default's rate falls, see DECAY_UPDATES in the settings.
+    "lora, falling rate": Method(f"lora:{RANK}:learner.lr_decay_updates=20", Baseline),
     "cp-moe, no CKA bias": Method(f"{CP_MOE}:adapter.bias=none", OracleRegimes, oracle_regimes=True),
     "cp-moe, no consolidation": Method(f"{CP_MOE}:consolidate.anchor_strength=0", OracleRegimes, oracle_regimes=True),
     "cp-moe, no CKA mask": Method(f"{CP_MOE}:consolidate.similarity_mask=false", OracleRegimes, oracle_regimes=True),

@@ -19,9 +19,10 @@ A folder of task files is a suite as well: its tasks one after another, by name 
 
 The rows of a training file are shuffled in an order that depends on neither seed nor size. The last `DEVELOPMENT` of
 them, or fewer where the draw would not be left enough, but at least an eighth, are development records: settings are
-chosen on them, and they are never trained on. Training records are drawn from the others by seed. A row whose input also
-occurs among the development records is drawn by no seed. Test files are opened only to score the test split. Of commits, every eighth
-record of the training file is a development record, and the drawn ones stay in the order of their time.
+chosen on them, and they are never trained on. Training records are drawn from the others by seed. A row whose input
+also occurs among the development records is drawn by no seed. Test files are opened only to score the test split. Of
+commits, every eighth record of the training file is a development record, and the drawn ones stay in the order of their
+time.
 """  # noqa: E501 - a table row is one line
 
 import random
