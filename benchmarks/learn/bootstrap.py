@@ -14,8 +14,8 @@ AF has no interval: it has a maximum with zero, which is biased upwards under re
 
 # Shape suffixes: R runs, N test records of a task, B resamples, the first of which is the sample itself.
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -34,6 +34,7 @@ DECIMALS = 9
 """Equal scores may differ by a rounding error after a matrix product, which must not decide the side of zero."""
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 
 class Estimate(NamedTuple):
@@ -67,8 +68,8 @@ class Bootstrap:
     def difference(self, method: str, base: str, figure: str) -> Estimate | None:
         """Estimate the figure of `method` minus that of `base`, over the seeds that both have.
 
-        The run of `frozen`, which does not depend on the seed, is compared with every seed. None where a figure does
-        not apply, or without a common seed.
+        A seed without a run of `frozen` is compared with that of its lowest seed: it depends on the seed only by the
+        limit of an answer's tokens. None where a figure does not apply, or without a common seed.
         """
         pairs = self._pairs(method, base)
         if not self._applies(figure, [row for pair in pairs for row in pair]):
@@ -122,10 +123,10 @@ class Bootstrap:
 
     def _pairs(self, method: str, base: str) -> list[tuple[int, int]]:
         minuends, subtrahends = self._rows.get(method, {}), self._rows.get(base, {})
-        if method == FROZEN:
-            return [(min(minuends.values()), row) for row in subtrahends.values() if minuends]
-        if base == FROZEN:
-            return [(row, min(subtrahends.values())) for row in minuends.values() if subtrahends]
+        if method == FROZEN and minuends:
+            minuends = {seed: of_seed(minuends, seed) for seed in subtrahends}
+        elif base == FROZEN and subtrahends:
+            subtrahends = {seed: of_seed(subtrahends, seed) for seed in minuends}
         return [(row, subtrahends[seed]) for seed, row in minuends.items() if seed in subtrahends]
 
     def _applies(self, figure: str, rows: Sequence[int]) -> bool:
@@ -134,6 +135,11 @@ class Bootstrap:
         if figure == "BWT" and not self._past_tasks():
             return False
         return figure not in OF_ORDERED or not any(self._runs[row]["shuffled"] for row in rows)
+
+
+def of_seed(by_seed: Mapping[int, T], seed: int) -> T:
+    """The value of a seed, or else that of the lowest one."""
+    return by_seed.get(seed, by_seed[min(by_seed)])
 
 
 def estimate_of(values_B: Array, seeds: int) -> Estimate:

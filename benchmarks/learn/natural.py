@@ -29,6 +29,7 @@ ERAS = 4
 SMOOTHED = 100
 """Maximum records of the moving mean in the plot."""
 DEFAULT = "streamlearn"
+ALL, WENT_ON = "all", "writers that went on"
 NOTES = (
     "loss: nats per answer token on the scored records at the end of the stream; [ ]: 95 %, a paired bootstrap over "
     "scored records, which does not cover other training seeds",
@@ -97,8 +98,8 @@ class NaturalReport:
         return {
             "seeds": [run["seed"] for run in group],
             "lr": group[0]["config"]["learner"]["lr"] if name != FROZEN else None,
-            "loss": self._estimate([self._resampled_losses(run) for run in group]),
-            "less_default": self._difference(name),
+            "loss": self._estimate([self._resampled_losses(run, np.arange(len(self._times_N))) for run in group]),
+            "less_default": {part: self._difference(name, own) for part, own in self._parts(eras).items()},
             "prequential": means["prequential_loss"],
             "stopped": means["stopped"],
             "forgotten": means["forgotten"],
@@ -113,7 +114,15 @@ class NaturalReport:
             },
         }
 
-    def _difference(self, name: str) -> dict[str, Any] | None:
+    def _parts(self, eras: Mapping[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
+        """Name -> scored records: all, those of the writers that did not stop, of each era, of each writer."""
+        last, stopped_at = self._first["last_records"], STOPPED * len(self._first["times"]["stream"])
+        writers_N = np.array([writer for writer in self._writers for _ in self._first["times"]["scored"][writer]])
+        by_writer = {writer: np.flatnonzero(writers_N == writer) for writer in sorted(last, key=last.__getitem__)}
+        went_on = [own for writer, own in by_writer.items() if last[writer] > stopped_at]
+        return {ALL: np.arange(len(writers_N)), WENT_ON: np.sort(np.concatenate(went_on)), **eras, **by_writer}
+
+    def _difference(self, name: str, part: NDArray[np.intp]) -> dict[str, Any] | None:
         base = {run["seed"]: run for run in self._groups.get(DEFAULT, ())}
         own = {run["seed"]: run for run in self._groups[name]}
         if name == FROZEN:
@@ -121,12 +130,15 @@ class NaturalReport:
         pairs = [(run, base[seed]) for seed, run in own.items() if seed in base]
         if name == DEFAULT or not pairs:
             return None
-        return self._estimate([self._resampled_losses(run) - self._resampled_losses(other) for run, other in pairs])
+        return self._estimate(
+            [self._resampled_losses(run, part) - self._resampled_losses(other, part) for run, other in pairs]
+        )
 
-    def _resampled_losses(self, run: Run) -> Array:
-        """Eq. (1) of every resample."""
+    def _resampled_losses(self, run: Run, part: NDArray[np.intp]) -> Array:
+        """Eq. (1) of every resample, over some of the records."""
         nats_N, tokens_N = _by_record(run, self._writers)
-        losses_B: Array = (self._weights_BN @ nats_N) / (self._weights_BN @ tokens_N)
+        weights_BN = self._weights_BN[:, part]
+        losses_B: Array = (weights_BN @ nats_N[part]) / (weights_BN @ tokens_N[part])
         return losses_B
 
     def _estimate(self, by_seed: Sequence[Array]) -> dict[str, Any]:
@@ -208,7 +220,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
             f"**{name}**" if name == DEFAULT else name,
             _number(row["lr"], "g"),
             _interval(row["loss"], ".3f"),
-            _interval(row["less_default"], "+.3f"),
+            _interval(row["less_default"][ALL], "+.3f"),
             *(_number(row[key], ".3f") for key in ("prequential", "stopped", "forgotten")),
             _number(row["regimes"], "g"),
             _number(row["nmi"], ".2f"),
@@ -220,6 +232,11 @@ def markdown(summary: Mapping[str, Any]) -> str:
     last = setting["last_records"]
     writers = sorted(last, key=last.__getitem__)
     by_writer = [[name, *(f"{row['writers'][writer]:.3f}" for writer in writers)] for name, row in methods.items()]
+    others = {name: row["less_default"] for name, row in methods.items() if row["less_default"][ALL] is not None}
+    differences = [
+        [part.rpartition("/")[2], *(_interval(own[part], "+.3f") for own in others.values())]
+        for part in (ALL, WENT_ON, *eras, *writers)
+    ]
     lines = [
         f"# {summary['suite']}",
         "",
@@ -239,6 +256,12 @@ def markdown(summary: Mapping[str, Any]) -> str:
             ["method", *(f"{writer.rpartition('/')[2]} ({last[writer] / records:.0%})" for writer in writers)],
             by_writer,
         ),
+        "",
+        f"## Less {DEFAULT}, by part of the scored records",
+        "",
+        f"Method minus {DEFAULT}, 95 %; above 0: {DEFAULT} is better.",
+        "",
+        *_table(["scored records", *others], differences),
     ]
     return "\n".join(lines) + "\n"
 

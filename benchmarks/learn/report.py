@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from benchmarks.learn import natural
-from benchmarks.learn.bootstrap import FIGURES, Bootstrap, Estimate
+from benchmarks.learn.bootstrap import FIGURES, Bootstrap, Estimate, of_seed
 from benchmarks.learn.methods import ABLATIONS, METHODS
 from benchmarks.learn.run import FORMAT
 from benchmarks.learn.scores import Run, detection_scores, last_segments, scores, skill
@@ -184,11 +184,10 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run["method"], []).append(run)
-    frozen = groups.get(FROZEN, [None])[0]
+    frozen = {run["seed"]: run for run in groups.get(FROZEN, [])}
     figures = {name: _figures(group, frozen) for name, group in groups.items()}
-    ap = {name: own["AP"]["mean"] for name, own in figures.items()}
-    ceiling = max((name for name in CEILINGS if name in ap), key=ap.__getitem__, default=None)
-    scale = (ap[BLIND], ap[ceiling]) if ceiling and BLIND in ap else None
+    ap = {name: {run["seed"]: _ap(run) for run in group} for name, group in groups.items()}
+    ceiling = max((name for name in CEILINGS if name in ap), key=lambda name: fmean(ap[name].values()), default=None)
     rows = {}
     for name, group in groups.items():
         base = base_of(name) if name in ABLATIONS else DEFAULT
@@ -198,7 +197,7 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
             "commit": str(group[0]["versions"]["commit"])[:12],
             "seeds": [run["seed"] for run in group],
             "figures": figures[name],
-            "skill": skill(ap[name], *scale) if scale else None,
+            "skill": _skill(ap[name], ap[BLIND], ap[ceiling]) if ceiling and BLIND in ap else None,
             "intervals": {figure: _json(bootstrap.estimate(name, figure)) for figure in FIGURES},
             "zero_shot_gain": _json(None if name == FROZEN else bootstrap.difference(name, FROZEN, "ZST")),
             "differences": {f: _json(bootstrap.difference(name, others, f) if others else None) for f in FIGURES},
@@ -228,10 +227,26 @@ def base_of(ablation: str) -> str:
     return method if method in METHODS else DEFAULT
 
 
-def _figures(group: Sequence[Run], frozen: Run | None) -> dict[str, Any]:
+def _ap(run: Run) -> float:
+    ap = scores(run).AP
+    assert ap is not None, "`read_runs` refuses runs without answers"
+    return ap
+
+
+def _skill(*by_seed: Mapping[int, float]) -> float | None:
+    """Return `skill` of the mean AP of a method, of blind and of the ceiling over the seeds that all three have."""
+    common = sorted(set.intersection(*(set(own) for own in by_seed)))
+    return skill(*(fmean(own[seed] for seed in common) for own in by_seed)) if common else None
+
+
+def _figures(group: Sequence[Run], frozen: Mapping[int, Run]) -> dict[str, Any]:
     """Score or cost -> its mean and spread over the seeds; None without values."""
     by_seed = [
-        {**asdict(scores(run, frozen)), **detection_scores(run), **{name: run[name] for name in STATED}}
+        {
+            **asdict(scores(run, of_seed(frozen, run["seed"]) if frozen else None)),
+            **detection_scores(run),
+            **{name: run[name] for name in STATED},
+        }
         for run in group
     ]
     return {name: spread([values[name] for values in by_seed]) for name in by_seed[0]}
@@ -315,7 +330,7 @@ def _answers_table(summary: Json) -> Table:
             _estimate(row["zero_shot_gain"]), f"{len(row['seeds'])}",
         ])  # fmt: skip
     notes = [f"{ANSWERS[name][0]}: {ANSWERS[name][2]}" for name in names]
-    notes.insert(1, "skill: (AP - AP of blind) / (AP of the ceiling - AP of blind)")
+    notes.insert(1, "skill: (AP - AP of blind) / (AP of the ceiling - AP of blind), over the seeds that all three have")
     notes.append(f"over {FROZEN}: ZST minus that of the backbone without training, with its 95 % interval")
     return "Answers", headings, rows, [*notes, INTERVAL, SPREAD]
 

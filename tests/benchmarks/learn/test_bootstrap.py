@@ -48,3 +48,13 @@ def test_intervals_of_differences_cover_the_true_difference() -> None:
         assert found is not None
         covered += found.low <= true <= found.high
     assert 0.91 <= covered / 300 <= 0.98
+
+
+def test_differences_from_frozen_are_taken_within_a_seed() -> None:
+    """A seed that `frozen` lacks is compared with its lowest one."""
+    scores = {("x", 0): 0.5, ("x", 1): 0.5, ("x", 2): 0.5, ("frozen", 0): 0.0, ("frozen", 1): 0.3}
+    bootstrap = Bootstrap([of_scores(method, seed, np.full((2, 4), ap)) for (method, seed), ap in scores.items()])
+    for pair, sign in ((("x", "frozen"), 1), (("frozen", "x"), -1)):
+        found = bootstrap.difference(*pair, "AP")
+        assert found is not None
+        assert (found.value, found.seeds) == (pytest.approx(sign * (0.5 + 0.2 + 0.5) / 3), 3)

@@ -13,20 +13,23 @@ from tests.benchmarks.learn.kit import a_run, write
 
 YEAR_S = 366 * 24 * 3600
 TOKENS = 10
+A_YEAR = 8
+ERAS_OF_FROZEN = {"1970 to 1971": 2.5, "1972 to 1973": 2.25, "1974 to 1975": 1.75, "1976 to 1977": 1.5}
 
 
 def a_natural_run(method: str, seed: int = 0, *, a: Sequence[float], b: Sequence[float], **changes: Any) -> Any:
-    """A run on 80 records of two writers, of whom `a` stops; their losses by scored record at the end, four each.
+    """A run on 80 records of two writers, of whom `a` stops; their losses by scored record at the end.
 
-    After the first segment every record had a loss of 2. One scored record a year, in turns, from 1970 on.
+    After the first segment every record had a loss of 2. A year's scored records, equal ones, are of one writer; the
+    writers alternate from 1970 on.
     """
 
     def row(losses: dict[str, Sequence[float]]) -> dict[str, Any]:
         return {
             writer: {
                 "loss": sum(own) / len(own),
-                "tokens": TOKENS * len(own),
-                "records": [[TOKENS * loss, TOKENS] for loss in own],
+                "tokens": TOKENS * len(own) * A_YEAR,
+                "records": [[TOKENS * loss, TOKENS] for loss in own for _ in range(A_YEAR)],
             }
             for writer, own in losses.items()
         }
@@ -40,7 +43,10 @@ def a_natural_run(method: str, seed: int = 0, *, a: Sequence[float], b: Sequence
         answers={},
         times={
             "stream": [*range(80)],
-            "scored": {"a": [2 * i * YEAR_S for i in range(4)], "b": [(2 * i + 1) * YEAR_S for i in range(4)]},
+            "scored": {
+                writer: [(2 * i + first) * YEAR_S for i in range(4) for _ in range(A_YEAR)]
+                for first, writer in enumerate("ab")
+            },
         },
         last_records={"a": 40, "b": 80},
         teacher=[row({"a": [2.0] * 4, "b": [2.0] * 4}), row({"a": a, "b": b})],
@@ -66,10 +72,11 @@ def test_losses_are_compared_record_by_record(tmp_path: Path) -> None:
     own, lora, frozen = (summary["methods"][name] for name in ("streamlearn", "lora", "frozen"))
     assert own["loss"]["value"] == pytest.approx(2.0)
     assert own["loss"]["low"] < 2.0 < own["loss"]["high"]
-    assert own["less_default"] is None
-    assert lora["less_default"] == pytest.approx({"value": 0.5, "low": 0.5, "high": 0.5, "seeds": 1})
-    assert frozen["less_default"]["value"] == pytest.approx(2.0)
-    assert frozen["less_default"]["low"] < frozen["less_default"]["high"]
+    assert set(own["less_default"].values()) == {None}
+    assert lora["less_default"]["all"] == pytest.approx({"value": 0.5, "low": 0.5, "high": 0.5, "seeds": 1})
+    less = {part: estimate["value"] for part, estimate in frozen["less_default"].items()}
+    assert less == pytest.approx({"all": 2.0, "writers that went on": 2.5, "a": 1.5, "b": 2.5, **ERAS_OF_FROZEN})
+    assert frozen["less_default"]["all"]["low"] < frozen["less_default"]["all"]["high"]
     assert own["writers"] == pytest.approx({"a": 2.5, "b": 1.5})
     assert own["eras"] == pytest.approx(
         {"1970 to 1971": 1.5, "1972 to 1973": 1.75, "1974 to 1975": 2.25, "1976 to 1977": 2.5}
@@ -82,6 +89,7 @@ def test_losses_are_compared_record_by_record(tmp_path: Path) -> None:
     text = (tmp_path / "out/natural.md").read_text()
     assert "| **streamlearn** | 0.002 | 2.000 [" in text
     assert "| method | a (50%) | b (100%) |" in text
+    assert "| writers that went on | +2.500 [" in text
     assert (tmp_path / "out/natural.png").exists()
 
 
