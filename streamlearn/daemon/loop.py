@@ -386,7 +386,7 @@ class Daemon:
         with self.components.audit.applying(control, job.who) as outcome:
             if control.scope is Scope.REGIME:
                 with self._must_succeed("the change", but=(UsageError, SnapshotError)):
-                    self._change_regimes(control)
+                    outcome.unchanged = not self._change_regimes(control)
             elif control.verb == "rollback":
                 moved = self._roll_back_to(**control.arguments)
             else:
@@ -417,8 +417,8 @@ class Daemon:
         self._publish_versions_of(snapshot.name, snapshot.manifest.step)
         self._publish(self._phase, ready=True)
 
-    def _change_regimes(self, control: Control) -> None:
-        """Apply a control of a regime and write a snapshot.
+    def _change_regimes(self, control: Control) -> bool:
+        """Apply a control of a regime and write a snapshot; return whether it changed anything.
 
         Raises:
             UsageError: the change is refused.
@@ -430,15 +430,19 @@ class Daemon:
                 f"snapshot {name} must stay as it is because it is pinned, and the change would need a snapshot of the "
                 f"same step: unpin {name}, or let the daemon take a step first"
             )
+        before = self.adaptation.state.num_changes
         getattr(self.adaptation, control.verb)(*control.arguments.values())
-        self.state.changed_since_save = True
+        changed = self.adaptation.state.num_changes > before
+        self.state.changed_since_save |= changed
         try:
-            self.save()
+            if self.state.changed_since_save:  # also where an earlier change could not be written
+                self.save()
         except (SnapshotError, DeadLetterError) as error:
             raise SnapshotError(
                 f"the change holds and must be in a snapshot to outlive the daemon, which cannot be written: {error}; "
                 "the daemon retries, and /v1/status reports `degraded` until it is written"
             ) from error
+        return changed
 
     @contextmanager
     def _must_succeed(self, what: str, *, but: tuple[type[StreamlearnError], ...] = ()) -> Iterator[None]:

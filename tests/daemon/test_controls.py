@@ -367,3 +367,25 @@ def test_a_pinned_snapshot_is_not_replaced_by_a_change_of_its_step(make: Callabl
         daemon_of(components, operator).run()
     with pytest.raises(UsageError, match="unpin 00000010, or let the daemon take a step first"):
         operator.answer("freeze")
+
+
+def test_a_repeated_change_of_a_regime_changes_nothing(make: Callable[..., Settings]) -> None:
+    """As the answer and the audit log say; no snapshot is written for it."""
+    settings = make(clean())
+    rename = Control.regime("rename", 1, new_name="beasts")
+    frozen_and_back = [Control.regime(verb, 1) for verb in ("freeze", "freeze", "unfreeze", "unfreeze")]
+    asked = {12: [rename], 14: [rename], 16: frozen_and_back}
+
+    class Twice(Operator):
+        def on_step(self, batch: Batch, step: Step, status: Status) -> None:
+            for control in asked.pop(step.number, ()):
+                self.answers[f"{len(self.answers)}"] = self.jobs.submit(ControlJob(control, ANN))
+
+    with opened(settings) as components:
+        operator = Twice({})
+        daemon_of(components, operator).run()
+        names = components.store.names()
+    assert [operator.answer(name).changed for name in operator.answers] == [True, False] * 3
+    assert [result for _, result in results(settings) if result != "asked"] == ["done", "unchanged"] * 3
+    assert "00000012" in names
+    assert "00000014" not in names
