@@ -163,7 +163,7 @@ def _backbone(name: str, revision: str | None, folder: Path) -> dict[str, str]:
 def _kafka(servers: str, topic: str) -> dict[str, Any]:
     from streamlearn.settings.section import is_loopback  # noqa: PLC0415 - not needed for --help
 
-    is_local = all(is_loopback(server.rsplit(":", 1)[0].strip()) for server in servers.split(","))
+    is_local = all(is_loopback(server.rsplit(":", 1)[0].strip()) for server in servers.split(",") if server.strip())
     protocol = "PLAINTEXT" if is_local else "SSL"
     return {"bootstrap.servers": servers, "topics": [topic], "security.protocol": protocol}
 

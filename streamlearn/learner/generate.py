@@ -47,7 +47,7 @@ class NucleusSampler:
     def __init__(self, temperature: float, top_p: float, seed: int, device: torch.device) -> None:
         """Start the generator; `temperature` is above 0, `top_p` from 0 (most likely token) to 1 (every token)."""
         assert temperature > 0, "temperature 0 is greedy decoding"
-        self._temperature = temperature
+        self._temperature = max(temperature, torch.finfo(torch.float32).tiny)  # a smaller one would divide by zero
         self._top_p = top_p
         self._generator = torch.Generator(device).manual_seed(seed)
 

@@ -4,10 +4,11 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 INT64_MAX = 2**63 - 1
 
@@ -37,12 +38,33 @@ class Section(BaseModel):
         empty = {key for key, value in values.items() if value is None and key in fields}
         return {key: values[key] for key in values if key not in empty or section_type(fields[key].annotation) is None}
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic would read as 1, 0 or the present folder."""
+        if isinstance(value, bool) or value == "":
+            accepted = plain_types(cls.model_fields[str(info.field_name)].annotation)
+            if isinstance(value, bool) and bool not in accepted and accepted & {int, float}:
+                raise ValueError(f"expected a number, found {str(value).lower()}")
+            if value == "" and Path in accepted:
+                raise ValueError("expected a path, found an empty text")
+        return value
+
     @field_validator("*")
     @classmethod
     def _fits_64_bits(cls, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > INT64_MAX:
             raise ValueError(f"expected a number of at most {INT64_MAX}")
         return value
+
+
+def plain_types(annotation: Any) -> set[Any]:
+    """The types in a field's annotation, without those of the items of a list."""
+    if get_origin(annotation) is Annotated:
+        return plain_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set[Any]().union(*map(plain_types, get_args(annotation)))
+    return {annotation}
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
@@ -127,7 +149,7 @@ def check_token(name: str, urls: Iterable[str], allowing: str = "set allow_plain
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is reachable from this machine only."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

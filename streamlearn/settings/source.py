@@ -107,10 +107,16 @@ class KafkaSettings(Section):
     @field_validator("bootstrap_servers")
     @classmethod
     def _are_hosts(cls, servers: str) -> str:
-        for server in servers.split(","):
-            if not re.fullmatch(r"(\w+://)?[\w.:%\[\]-]*", server.strip()):
+        named = [server.strip() for server in servers.split(",") if server.strip()]
+        for server in named:
+            if not re.fullmatch(r"(\w+://)?[\w.:%\[\]-]*", server):
                 raise ValueError(f"expected host:port of brokers, separated by commas, found {shown_server(servers)}")
-        return servers
+            port = re.search(r"[^:]:(\d+)$", server)
+            if port and not 0 < int(port[1]) < 2**16:
+                raise ValueError(f"expected a port from 1 to 65535, found {server}")
+        if not named:
+            raise ValueError("expected host:port of a broker, found none")
+        return ",".join(named)
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +131,7 @@ class KafkaSettings(Section):
 
     @model_validator(mode="after")
     def _secure(self) -> Self:
-        hosts = [server.rsplit(":", 1)[0].strip() for server in self.bootstrap_servers.split(",")]
+        hosts = [server.rsplit(":", 1)[0] for server in self.bootstrap_servers.split(",")]
         loopback = all(is_loopback(host) for host in hosts)
         unencrypted = self.security_protocol in ("PLAINTEXT", "SASL_PLAINTEXT")
         if unencrypted and not loopback and not self.allow_plaintext:

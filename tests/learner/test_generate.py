@@ -112,7 +112,8 @@ def test_tokens_are_drawn_as_often_as_the_equations_say(temperature: float, top_
 def test_a_nucleus_of_nothing_is_the_most_likely_token() -> None:
     """Each of both limits, top_p and temperature to 0, is greedy decoding."""
     logits_BV = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
-    for sampler in (NucleusSampler(1.0, 0.0, 1, CPU), NucleusSampler(1e-30, 1.0, 1, CPU)):
+    for temperature, top_p in ((1.0, 0.0), (1e-30, 1.0), (1e-320, 1.0), (1e-320, 0.5)):
+        sampler = NucleusSampler(temperature, top_p, 1, CPU)
         assert torch.equal(sampler(logits_BV), most_likely(logits_BV))
 
 

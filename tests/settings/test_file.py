@@ -77,6 +77,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a deserializer": (kafka(value_deserializer="x"), "value.deserializer is not supported"),
     "plain text to another host": (kafka(bootstrap_servers="broker:9092"), "broker:9092 is not on this machine"),
     "plain text to one other host": (kafka(bootstrap_servers="localhost:1, 10.0.0.7:2"), "is not on this machine"),
+    "a port that is none": (kafka(bootstrap_servers="localhost:99999"), "from 1 to 65535, found localhost:99999"),
+    "no broker": (kafka(bootstrap_servers=" , "), "expected host:port of a broker, found none"),
     "a password in clear": (
         {"source": {"kafka": SASL | {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
                                      "allow_plaintext": True}}},
@@ -149,9 +151,9 @@ def test_kafka_keys_may_have_dots_or_underscores(tmp_path: Path) -> None:
     dotted = load(write(tmp_path, kafka(group_id="g", topics="t, u,", max_poll_records=7))).source.kafka
     assert dotted is not None
     assert (dotted.group_id, dotted.topics, dotted.max_poll_records) == ("g", ("t", "u"), 7)
-    plain = {"bootstrap_servers": "[::1]:9092", "topics": ["t"], "security_protocol": "PLAINTEXT"}
+    plain = {"bootstrap_servers": "[::1]:9092, LOCALHOST:9093,", "topics": ["t"], "security_protocol": "PLAINTEXT"}
     assert load(write(tmp_path, {"source": {"kafka": plain}})).source.kafka == KafkaSettings(
-        bootstrap_servers="[::1]:9092", topics=("t",), security_protocol="PLAINTEXT"
+        bootstrap_servers="[::1]:9092,LOCALHOST:9093", topics=("t",), security_protocol="PLAINTEXT"
     )
 
 
@@ -326,6 +328,10 @@ def test_a_wrong_variable_is_named(
         ("source: {kafka: {bootstrap.servers: b:1, topics: [no]}}", "topics: expected text, found false: put it in"),
         ("seed:\nsource: {jsonl: {path: a}}", "seed: expected a whole number, found null"),
         ("state: 2026-01-01\nsource: {jsonl: {path: a}}", "state: expected a path, found 2026-01-01: put it in quotes"),
+        ("state: ''\nsource: {jsonl: {path: a}}", "state: expected a path, found an empty text"),
+        ("source: {jsonl: {path: ''}}", "source.jsonl.path: expected a path, found an empty text"),
+        ("learner: {lr: true}\nsource: {jsonl: {path: a}}", "learner.lr: expected a number, found true"),
+        ("seed: no\nsource: {jsonl: {path: a}}", "seed: expected a number, found false"),
         ("stream: 3\nsource: {jsonl: {path: a}}", "stream: expected a mapping of keys to values"),
         ("adapter: {target_modules: up}\nsource: {jsonl: {path: a}}", "expected a list such as [a, b], found 'up'"),
         ("learner: {betas: [0.9]}\nsource: {jsonl: {path: a}}", "learner.betas: expected more items"),

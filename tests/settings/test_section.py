@@ -15,6 +15,7 @@ from streamlearn.settings.section import is_loopback, section_type
     ("host", "expected"),
     [
         ("localhost", True),
+        ("LOCALHOST", True),
         ("127.0.0.1", True),
         ("127.1.2.3", True),
         ("::1", True),
