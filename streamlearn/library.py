@@ -282,7 +282,7 @@ class Learner:
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
         early keeps what was read, and the next call goes on with it. At the end everything is learned, each regime's
         hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
-        of and left out.
+        of and left out; a batch of nothing else yields no update.
 
         Raises:
             UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
@@ -298,10 +298,12 @@ class Learner:
         observer.begin(daemon.learner.number)
         with self._bar(len(records) if isinstance(records, Sized) else None) as bar:
             for batch in daemon.batches():
-                observer.shift = None
                 step = daemon.advance(batch)
                 regimes = tuple(map(self._components.adaptation.numbers.get, batch.slots))
+                if not regimes:  # none of its records could be used
+                    continue
                 update = _update(daemon.learner.number, step, regimes, observer.shift)
+                observer.shift = None
                 bar.update(len(regimes))
                 if update.loss is not None:
                     bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)

@@ -215,6 +215,29 @@ def test_a_record_that_cannot_be_used_is_warned_of(make: Make) -> None:
         assert sum(update.records for update in learner.learn([rows(1)[0], {"other": 1}, *rows(4)])) == 5
 
 
+@pytest.mark.parametrize(
+    ("records", "sizes"),
+    [
+        ([{"other": 1}], []),
+        ([*rows(2 * PER_BATCH), {"other": 1}], [PER_BATCH, PER_BATCH]),
+        ([*rows(PER_BATCH), {**rows(1)[0], "label": False}], [PER_BATCH]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:record dead lettered:RuntimeWarning")
+def test_a_rest_without_a_usable_record_yields_no_update(
+    make: Make, tmp_path: Path, records: list[dict[str, Any]], sizes: list[int]
+) -> None:
+    """Dead letters or ignored records alone; the records before them are scored, and all of them are saved."""
+    structlog.reset_defaults()
+    options = {"records": {"label_false": "ignore"}, "holdout": {"every_records": 2, "time_share": 0.0}}
+    learner = make(state=tmp_path / "run", **options)
+    assert [update.records for update in learner.learn(records)] == sizes
+    assert all(regime.accuracy is not None for regime in learner.regimes)
+    learner.close()
+    with Learner.open(tmp_path / "run", progress=False) as opened:
+        assert opened.records == len(records)
+
+
 def test_an_error_of_the_iterable_loses_no_record(make: Make) -> None:
     """What came before it is learned with what comes in the next call."""
 
