@@ -26,12 +26,19 @@ class IterableSource:
     def __init__(self) -> None:
         self.exhausted = True
         self._error: Exception | None = None
-        self._records: Iterator[Mapping[str, Any]] = iter(())
+        self.records: Iterator[Mapping[str, Any]] = iter(())
+        """What is being read."""
         self._next = 0
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Read these records next; what is left of those before is not read."""
-        self._records, self.exhausted = iter(records), False
+        """Read these records next. Of those before, neither the unread ones nor an error that ended them follow.
+
+        The iterator that is being read continues where it was, and its error is still raised.
+        """
+        records = iter(records)
+        if records is not self.records:
+            self._error = None
+        self.records, self.exhausted = records, False
 
     def seek(
         self,
@@ -69,7 +76,7 @@ class IterableSource:
         polled: list[Record] = []
         while len(polled) < max_records and not self.exhausted:
             try:
-                polled.append(self._record(next(self._records)))
+                polled.append(self._record(next(self.records)))
             except StopIteration:
                 self.exhausted = True
             except Exception as error:
@@ -105,4 +112,4 @@ class IterableSource:
         return {}
 
     def close(self) -> None:
-        self._records = iter(())
+        self.records = iter(())

@@ -280,12 +280,14 @@ class Learner:
         Without `records` they are read from the configured `source`, until it ends.
 
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
-        early keeps what was read, and the next call goes on with it. At the end everything is learned, each regime's
+        early keeps what was read, and the next call goes on with it, then reads its own records; an error that ended
+        the iterable before is not raised. At the end everything is learned, each regime's
         hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
         of and left out; a batch of nothing else yields no update.
 
         Raises:
-            UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
+            UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`; or
+                another call has begun to read other records.
             SourceError: the configured source cannot be read; or updates stayed non-finite, and records of an iterable
                 would have to be read again.
             DivergedError: updates are still not finite after a rollback.
@@ -295,6 +297,7 @@ class Learner:
             raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
         if self._source is not None and records is not None:
             self._source.feed(records)
+        reading = self._source and self._source.records
         observer.begin(daemon.learner.number)
         with self._bar(len(records) if isinstance(records, Sized) else None) as bar:
             for batch in daemon.batches():
@@ -309,6 +312,8 @@ class Learner:
                     bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)
                 observer.updated(update)
                 yield update
+                if self._source is not None and self._source.records is not reading:
+                    raise UsageError("learn: must not go on after another call of learn, which ended this loop")
                 if observer.stopped:
                     break
         daemon.score_all()

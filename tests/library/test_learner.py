@@ -238,19 +238,49 @@ def test_a_rest_without_a_usable_record_yields_no_update(
         assert opened.records == len(records)
 
 
+def failing(count: int) -> Iterator[dict[str, Any]]:
+    yield from rows(count)
+    raise OSError("the file is gone")
+
+
 def test_an_error_of_the_iterable_loses_no_record(make: Make) -> None:
     """What came before it is learned with what comes in the next call."""
-
-    def failing() -> Iterator[dict[str, Any]]:
-        yield from rows(6)
-        raise OSError("the file is gone")
-
     whole, parts = make(), make()
     list(whole.learn(rows(20)))
     with pytest.raises(OSError, match="the file is gone"):
-        list(parts.learn(failing()))
+        list(parts.learn(failing(6)))
     list(parts.learn(rows(14, first=6)))
     assert_equal(everything(parts), everything(whole))
+
+
+def test_the_error_of_an_iterable_that_was_left_is_not_raised_for_another(make: Make) -> None:
+    """The next call learns what was read of it, then its own records, and nothing is left for a third."""
+    whole, parts = make(), make()
+    list(whole.learn(rows(40)))
+    next(parts.learn(failing(30)))
+    list(parts.learn(rows(10, first=30)))
+    assert_equal(everything(parts), everything(whole))
+    assert list(parts.learn([])) == []
+
+
+def test_an_iterator_that_is_read_on_raises_its_error(make: Make) -> None:
+    """It must not look as if its records had ended."""
+    learner, stream = make(), failing(30)
+    next(learner.learn(stream))
+    with pytest.raises(OSError, match="the file is gone"):
+        list(learner.learn(stream))
+
+
+def test_a_loop_is_refused_once_another_one_reads(make: Make) -> None:
+    """It would end without its unread records; they are still in its iterable."""
+    learner, stream = make(), iter(rows(100))
+    loop = learner.learn(stream)
+    next(loop)
+    list(learner.learn(rows(4, first=100)))
+    with pytest.raises(UsageError, match="another call of learn"):
+        next(loop)
+    list(learner.learn(stream))
+    assert learner.records == 104
 
 
 def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
