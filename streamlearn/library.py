@@ -270,7 +270,8 @@ class Learner:
             board = Board(Status(Phase.STARTING), Clock())
             self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
             self._daemon.start()
-            self._close = opened.pop_all().close
+            self._opened = opened.pop_all()
+        self._is_closed = False
         self.settings: Settings = self._components.settings
         self._progress = progress
 
@@ -292,6 +293,7 @@ class Learner:
                 would have to be read again.
             DivergedError: updates are still not finite after a rollback.
         """
+        self._check_open("learn")
         daemon, observer = self._daemon, self._observer
         if (records is None) == (self._source is not None):
             raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
@@ -312,6 +314,7 @@ class Learner:
                     bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)
                 observer.updated(update)
                 yield update
+                self._check_open("learn")
                 if self._source is not None and self._source.records is not reading:
                     raise UsageError("learn: must not go on after another call of learn, which ended this loop")
                 if observer.stopped:
@@ -360,7 +363,7 @@ class Learner:
         Raises:
             RecordError: it cannot be encoded.
         """
-        work = route(RouteJob((_prompt(prompt),)), *self._parts())
+        work = route(RouteJob((_prompt(prompt),)), *self._parts("route"))
         return run_to_end(work).routes[0]
 
     def generate(
@@ -393,7 +396,7 @@ class Learner:
         job = GenerateJob(
             given.prompt, given.messages, max_new_tokens=max_new_tokens, requested=requested, stop=tuple(stop)
         )
-        return run_to_end(generate(job, *self._parts())).text
+        return run_to_end(generate(job, *self._parts("generate"))).text
 
     def evaluate(self, examples: Iterable[Record], *, generate: bool = False, max_new_tokens: int = 64) -> Evaluation:
         """Score examples under what they are routed to; nothing is learned.
@@ -412,7 +415,7 @@ class Learner:
             raise UsageError("evaluate: must be given at least one example, found none")
         job = EvalJob(given, generate=generate, max_new_tokens=max_new_tokens)
         pack_tokens = self.settings.stream.batch_tokens
-        results = run_to_end(evaluate(job, *self._parts(), pack_tokens=pack_tokens)).per_example
+        results = run_to_end(evaluate(job, *self._parts("evaluate"), pack_tokens=pack_tokens)).per_example
         groups: dict[int | None, list[ExampleResult]] = defaultdict(list)
         for result in results:
             groups[result.route.regime if result.route.known else None].append(result)
@@ -431,6 +434,7 @@ class Learner:
             UsageError: there is no such regime, its folder exists, or it cannot be written without loss.
             SnapshotError: a folder cannot be written.
         """
+        self._check_open("export")
         components = self._components
         base = BaseModel.from_settings(self.settings.backbone, components.shape)
         exporter = Exporter(
@@ -452,13 +456,18 @@ class Learner:
             UsageError: the learner has no state folder.
             SnapshotError: it cannot be written; the snapshot before it is untouched.
         """
+        self._check_open("save")
         if not self._is_kept:
             raise UsageError("save: the learner must have a folder to save to: Learner(..., state=FOLDER)")
         return self._components.store.folder / self._daemon.save().name
 
     def close(self) -> None:
-        """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice."""
-        self._close()
+        """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice.
+
+        Regimes, shifts, history and `peft_model` can still be read; every method raises UsageError.
+        """
+        self._is_closed = True
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -468,7 +477,14 @@ class Learner:
     ) -> None:
         self.close()
 
-    def _parts(self) -> tuple[Any, Any, Any]:
+    def _check_open(self, method: str) -> None:
+        if self._is_closed:
+            raise UsageError(
+                f"{method}: the learner must be open, found it closed; continue a saved run with Learner.open(FOLDER)"
+            )
+
+    def _parts(self, method: str) -> tuple[Any, Any, Any]:
+        self._check_open(method)
         components = self._components
         return components.learner, components.decoder, components.adaptation.route
 

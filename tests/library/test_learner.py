@@ -314,6 +314,39 @@ def test_what_cannot_work_is_refused(
         call(make())
 
 
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("learn", lambda it: list(it.learn(rows(1)))),
+        ("route", lambda it: it.route("a")),
+        ("generate", lambda it: it.generate("a")),
+        ("evaluate", lambda it: it.evaluate(rows(1))),
+        ("export", lambda it: it.export("out")),
+        ("save", lambda it: it.save()),
+    ],
+)
+def test_a_closed_learner_says_so(make: Make, tmp_path: Path, method: str, call: Callable[[Learner], object]) -> None:
+    """Every method; what was learned can still be looked at."""
+    learner = make(state=tmp_path / "run")
+    list(learner.learn(rows(8)))
+    learner.close()
+    with pytest.raises(UsageError, match=f"^{method}: the learner must be open, found it closed"):
+        call(learner)
+    assert learner.records == learner.regimes[0].records == 8
+    assert len(learner.shifts) == 1
+    assert len(learner.history.rows) == 2
+
+
+def test_a_loop_whose_learner_is_closed_says_so(make: Make) -> None:
+    """Before the next batch, of which only a part could be done."""
+    learner = make()
+    loop = learner.learn(rows(100))
+    next(loop)
+    learner.close()
+    with pytest.raises(UsageError, match="found it closed"):
+        next(loop)
+
+
 def test_settings_are_checked_as_in_a_configuration_file(make: Make, tiny: Path, tmp_path: Path) -> None:
     """The same messages, before the model is loaded."""
     with pytest.raises(ConfigError, match=r"learner\.rate: unknown key"):
