@@ -37,6 +37,7 @@ from streamlearn.regimes.report import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
 from streamlearn.settings.settings import checked
+from streamlearn.snapshot.manifest import PASSED, another_model
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, RegimeStatus, Requested, Route, ShiftStatus, Status
@@ -233,13 +234,16 @@ class Learner:
 
         Raises:
             SnapshotError: the folder has no snapshot, or only damaged ones.
-            ConfigError: the model is no longer where it was.
+            ConfigError: the model is no longer where it was; or it was a loaded one, whose run
+                `Learner(model, tokenizer=tokenizer, state=state)` continues.
             StateLockedError: a daemon, or another learner, uses the folder.
         """
         store = SnapshotStore(Path(state) / "snapshots", keep=1)
         snapshot = store.newest() if store.folder.is_dir() else None
         if snapshot is None:
             raise SnapshotError(f"{state}: must be the state folder of a run, found no snapshot in it")
+        if PASSED in snapshot.manifest.backbone:
+            raise another_model(snapshot.manifest, found="none")
         values: dict[str, Any] = {**snapshot.manifest.config}
         values["backbone"] = {**values["backbone"], "device": device}
         opened = cls.__new__(cls)

@@ -314,7 +314,7 @@ def adopt(model: Any, tokenizer: Any, adapter: AdapterSettings) -> tuple[Outline
         total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
     shape = Outline(Path(name), model.config, linears, {}, start)
-    identity = {"model": name, "revision": "", "digest": total.hexdigest(), **_start_identity(shape)}
+    identity = {"model": name, "revision": "", "digest": total.hexdigest(), "passed": "true", **_start_identity(shape)}
     if start is not None:
         merge(model, start)
     _measure(settings, model)

@@ -177,6 +177,30 @@ def test_a_model_that_is_loaded_already(make: Make, tiny: Path) -> None:
         assert adopted.peft_model.get_base_model() is model
 
 
+def test_a_run_of_a_loaded_model_asks_for_the_model_again(make: Make, tiny: Path, tmp_path: Path) -> None:
+    """A snapshot does not hold it, and no setting names it, so neither a folder nor a daemon's settings replace it."""
+
+    def adopted(state: Path) -> Learner:
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        return Learner(model, tokenizer=AutoTokenizer.from_pretrained(tiny), state=state, **OPTIONS)
+
+    loaded, named = tmp_path / "loaded", tmp_path / "named"
+    with adopted(loaded) as learner:
+        list(learner.learn(rows(8)))
+    again = r"pass the model again: Learner\(model, tokenizer=tokenizer, state=FOLDER\)"
+    with pytest.raises(ConfigError, match=again):
+        Learner.open(loaded)
+    with pytest.raises(ConfigError, match=again):
+        make(state=loaded)
+    with pytest.raises(ConfigError, match=again):
+        daemon_of(tiny, loaded, in_file(tmp_path / "more.jsonl", rows(8)))
+    with adopted(loaded) as learner:
+        assert learner.records == 8
+    make(state=named).close()
+    with pytest.raises(ConfigError, match=rf"pass the model again: Learner\('{tiny}', state=FOLDER\)"):
+        adopted(named)
+
+
 def test_it_answers(make: Make, tmp_path: Path) -> None:
     """By the regime of the prompt, by another, or by the backbone; scores by regime; a LoRA that PEFT loads."""
     learner = make()
