@@ -206,9 +206,9 @@ class Learner:
             StateLockedError: a daemon, or another learner, uses the folder.
         """
         is_name = isinstance(model, str | Path)
-        if is_name == (tokenizer is not None):
+        if is_name and tokenizer is not None:
             raise ConfigError("tokenizer: must be given with a model that is loaded already, and only then")
-        values = {**settings, "backbone": {**settings.get("backbone", {})}, "adapter": {**settings.get("adapter", {})}}
+        values = settings | {name: _section(name, settings.get(name)) for name in ("backbone", "adapter")}
         if is_name:
             values["backbone"] |= _located(str(model), revision)
         if start is not None:
@@ -567,6 +567,17 @@ def _scores(examples: Sequence[ExampleResult]) -> Scores:
 
 def _prompt(given: str | Conversation) -> PromptInput:
     return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
+
+
+def _section(name: str, values: object) -> dict[str, Any]:
+    """A copy of a section's values; None is an empty section, as in a configuration file.
+
+    Raises:
+        ConfigError: they are no mapping.
+    """
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{name}: expected a mapping of keys to values, found {type(values).__name__}")
+    return dict(values or {})
 
 
 def _located(model: str, revision: str | None = None) -> dict[str, str]:

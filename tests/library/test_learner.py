@@ -14,7 +14,7 @@ import pytest
 import structlog
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import streamlearn
 from benchmarks.daemon import without_http
@@ -384,6 +384,36 @@ def test_settings_are_checked_as_in_a_configuration_file(make: Make, tiny: Path,
     make(state=tmp_path / "run")
     with pytest.raises(StateLockedError):
         make(state=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"model": object(), "tokenizer": object()}, r"^model: must be .* a causal language model .*, found object"),
+        ({"model": torch.nn.Linear(1, 1), "tokenizer": object()}, r"^model: must be .*, found Linear"),
+        ({"model": None}, r"^model: must be .*, found NoneType"),
+        ({"backbone": "float32"}, r"^backbone: expected a mapping of keys to values, found str"),
+        ({"adapter": [4]}, r"^adapter: expected a mapping of keys to values, found list"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(tiny: Path, arguments: dict[str, Any], match: str) -> None:
+    """With what was expected and what was found."""
+    with pytest.raises(ConfigError, match=match):
+        Learner(**{"model": tiny, **OPTIONS, **arguments})
+
+
+def test_a_loaded_model_must_compute_logits_and_come_with_its_tokenizer(tiny: Path) -> None:
+    """A decoder without its head is no language model."""
+    with pytest.raises(ConfigError, match=r"^model: must be "):
+        Learner(AutoModel.from_pretrained(tiny), tokenizer=AutoTokenizer.from_pretrained(tiny), **OPTIONS)
+    with pytest.raises(ConfigError, match=r"^tokenizer: must be given .* found none"):
+        Learner(AutoModelForCausalLM.from_pretrained(tiny), **OPTIONS)
+
+
+def test_a_section_that_is_none_is_empty(make: Make) -> None:
+    """As in a configuration file."""
+    sections = dict.fromkeys(["backbone", "adapter", "learner", "stream"])
+    assert make(**sections).settings.backbone == make(backbone={}).settings.backbone
 
 
 QUIET = """
