@@ -20,15 +20,15 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from connectors.iterable import IterableSource
+from connectors.iterable import IterableSource, iterate, to_json
 from streamlearn.backbone.load import adopt
 from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import ConfigError, SnapshotError, UsageError
+from streamlearn.errors import ConfigError, RecordError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
 from streamlearn.export.formats import BaseModel
-from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue, PromptInput, RouteJob
+from streamlearn.jobs.queue import EvalJob, ExampleError, ExampleResult, GenerateJob, JobQueue, PromptInput, RouteJob
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
@@ -41,6 +41,7 @@ from streamlearn.snapshot.manifest import PASSED, another_model
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, RegimeStatus, Requested, Route, ShiftStatus, Status
+from streamlearn.stream.parse import parse
 from streamlearn.stream.record import Batch
 
 Record = Mapping[str, Any]
@@ -291,6 +292,7 @@ class Learner:
         of and left out; a batch of nothing else yields no update.
 
         Raises:
+            TypeError: `records` is a single record, or no iterable.
             UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`; or
                 another call has begun to read other records.
             SourceError: the configured source cannot be read; or updates stayed non-finite, and records of an iterable
@@ -411,15 +413,17 @@ class Learner:
             max_new_tokens: Maximum tokens of an answer.
 
         Raises:
-            ExampleError: an example is unusable; the message has its index.
-            UsageError: there is none.
+            ExampleError: an example is unusable, as a record of `learn` would be; the message has its index.
+            TypeError: `examples` is a single record, or no iterable.
+            UsageError: there is none, or something in `examples` is no dict that JSON can hold.
         """
-        given = tuple(examples)
+        parts = self._parts("evaluate")
+        given = tuple(self._example(index, value) for index, value in enumerate(iterate(examples)))
         if not given:
             raise UsageError("evaluate: must be given at least one example, found none")
         job = EvalJob(given, generate=generate, max_new_tokens=max_new_tokens)
         pack_tokens = self.settings.stream.batch_tokens
-        results = run_to_end(evaluate(job, *self._parts("evaluate"), pack_tokens=pack_tokens)).per_example
+        results = run_to_end(evaluate(job, *parts, pack_tokens=pack_tokens)).per_example
         groups: dict[int | None, list[ExampleResult]] = defaultdict(list)
         for result in results:
             groups[result.route.regime if result.route.known else None].append(result)
@@ -480,6 +484,13 @@ class Learner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _example(self, index: int, value: object) -> Mapping[str, Any]:
+        """An example in the form that `learn` would decode."""
+        try:
+            return parse(to_json(value, f"example {index}"), self.settings.stream)
+        except RecordError as error:
+            raise ExampleError(index, error) from error
 
     def _check_open(self, method: str) -> None:
         if self._is_closed:
@@ -566,6 +577,8 @@ def _scores(examples: Sequence[ExampleResult]) -> Scores:
 
 
 def _prompt(given: str | Conversation) -> PromptInput:
+    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"prompt: must be a text or a list of messages, found {type(given).__name__}")
     return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
 
 

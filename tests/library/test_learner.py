@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import orjson
 import pytest
 import structlog
@@ -217,6 +218,14 @@ def test_it_answers(make: Make, tmp_path: Path) -> None:
     assert (folder / "adapter_config.json").is_file()
 
 
+def test_what_is_learned_can_be_evaluated(make: Make) -> None:
+    """NumPy's arrays and tuples as the lists that they are in JSON."""
+    learner, lists = make(), [{"input_ids": [5, 6, 7, 8]}]
+    same: list[dict[str, Any]] = [{"input_ids": np.arange(5, 9)}, {"input_ids": (5, 6, 7, 8)}]
+    assert sum(update.records for update in learner.learn(same)) == 2
+    assert [learner.evaluate([record]) for record in same] == [learner.evaluate(lists)] * 2
+
+
 def test_callbacks_hear_of_every_update(make: Make) -> None:
     """A `TrainerCallback` that logs; it may end the loop."""
 
@@ -324,7 +333,20 @@ def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: 
         (UsageError, r"record 0 must hold what JSON can", lambda it: list(it.learn([{"text": object()}]))),
         (UsageError, r"must be given records, or the learner a setting `source`", lambda it: list(it.learn())),
         (UsageError, r"at least one example, found none", lambda it: it.evaluate([])),
+        (UsageError, r"example 0 must be a dict of fields, found NoneType", lambda it: it.evaluate([None])),
+        (
+            UsageError,
+            r"example 1 must be a dict of fields, found tuple",
+            lambda it: it.evaluate([*rows(1), ("a", "b")]),
+        ),
+        (UsageError, r"example 0 must hold what JSON can", lambda it: it.evaluate([{"text": object()}])),
         (ExampleError, r"examples\[0\] is unusable", lambda it: it.evaluate([{"other": 1}])),
+        (TypeError, r"an iterable of records, found dict; put a single", lambda it: it.evaluate(rows(1)[0])),
+        (TypeError, r"an iterable of records, found dict; put a single", lambda it: list(it.learn(rows(1)[0]))),
+        (TypeError, r"an iterable of records, found str", lambda it: list(it.learn("records.jsonl"))),
+        (TypeError, r"'int' object is not iterable", lambda it: it.evaluate(5)),
+        (TypeError, r"a text or a list of messages, found dict", lambda it: it.generate({"role": "user"})),
+        (TypeError, r"a text or a list of messages, found NoneType", lambda it: it.route(None)),
         (UsageError, r"must have a folder to save to", lambda it: it.save()),
         (UsageError, r"a regime or backbone=True", lambda it: it.generate("a", regime=1, backbone=True)),
         (UnknownRegimeError, r"regime 7 cannot answer", lambda it: it.generate("a", regime=7)),
