@@ -114,11 +114,11 @@ def iterate(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
     """The iterator over some records.
 
     Raises:
-        TypeError: it is a single record, a text, or no iterable.
+        TypeError: they are a single record, a text, or no iterable.
     """
     if isinstance(records, Mapping | str | bytes):
         raise TypeError(
-            f"must be given an iterable of records, found {type(records).__name__}; put a single record into a list"
+            f"expected an iterable of records, found {type(records).__name__}; put a single record into a list"
         )
     return iter(records)
 

@@ -368,6 +368,7 @@ class Learner:
 
         Raises:
             RecordError: it cannot be encoded.
+            TypeError: it is neither a text nor messages.
         """
         work = route(RouteJob((_prompt(prompt),)), *self._parts("route"))
         return run_to_end(work).routes[0]
@@ -392,11 +393,14 @@ class Learner:
 
         Raises:
             RecordError: the prompt cannot be encoded.
+            TypeError: the prompt is neither a text nor messages, or `stop` is a single string.
             UnknownRegimeError: there is no such regime.
             UsageError: both a regime and the backbone are asked for.
         """
         if backbone and regime is not None:
             raise UsageError(f"generate: must be given a regime or backbone=True, found both, with regime {regime}")
+        if isinstance(stop, str):
+            raise TypeError(f"stop: must be a list of strings, found the string {stop!r}")
         requested: Requested = "backbone" if backbone else "routed" if regime is None else regime
         given = _prompt(prompt)
         job = GenerateJob(

@@ -347,6 +347,7 @@ def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: 
         (TypeError, r"'int' object is not iterable", lambda it: it.evaluate(5)),
         (TypeError, r"a text or a list of messages, found dict", lambda it: it.generate({"role": "user"})),
         (TypeError, r"a text or a list of messages, found NoneType", lambda it: it.route(None)),
+        (TypeError, r"stop: must be a list of strings, found the string", lambda it: it.generate("a", stop="end")),
         (UsageError, r"must have a folder to save to", lambda it: it.save()),
         (UsageError, r"a regime or backbone=True", lambda it: it.generate("a", regime=1, backbone=True)),
         (UnknownRegimeError, r"regime 7 cannot answer", lambda it: it.generate("a", regime=7)),
