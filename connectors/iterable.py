@@ -26,12 +26,22 @@ class IterableSource:
     def __init__(self) -> None:
         self.exhausted = True
         self._error: Exception | None = None
-        self._records: Iterator[Mapping[str, Any]] = iter(())
+        self.records: Iterator[Mapping[str, Any]] = iter(())
+        """What is being read."""
         self._next = 0
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Read these records next; what is left of those before is not read."""
-        self._records, self.exhausted = iter(records), False
+        """Read these records next. Of those before, neither the unread ones nor an error that ended them follow.
+
+        The iterator that is being read continues where it was, and its error is still raised.
+
+        Raises:
+            TypeError: see `iterate`.
+        """
+        iterator = iterate(records)
+        if iterator is not self.records:
+            self._error = None
+        self.records, self.exhausted = iterator, False
 
     def seek(
         self,
@@ -69,7 +79,7 @@ class IterableSource:
         polled: list[Record] = []
         while len(polled) < max_records and not self.exhausted:
             try:
-                polled.append(self._record(next(self._records)))
+                polled.append(self._record(next(self.records)))
             except StopIteration:
                 self.exhausted = True
             except Exception as error:
@@ -80,15 +90,7 @@ class IterableSource:
         return polled
 
     def _record(self, value: object) -> Record:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"record {self._next} must be a dict of fields, found {type(value).__name__}")
-        try:
-            content = orjson.dumps(dict(value), option=orjson.OPT_SERIALIZE_NUMPY)
-        except TypeError as error:
-            raise UsageError(
-                f"record {self._next} must hold what JSON can (images in base64): {error}; convert it first"
-            ) from error
-        record = Record(ORIGIN, self._next, content)
+        record = Record(ORIGIN, self._next, to_json(value, f"record {self._next}"))
         self._next += 1
         return record
 
@@ -105,4 +107,31 @@ class IterableSource:
         return {}
 
     def close(self) -> None:
-        self._records = iter(())
+        self.records = iter(())
+
+
+def iterate(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The iterator over some records.
+
+    Raises:
+        TypeError: they are a single record, a text, or no iterable.
+    """
+    if isinstance(records, Mapping | str | bytes):
+        raise TypeError(
+            f"expected an iterable of records, found {type(records).__name__}; put a single record into a list"
+        )
+    return iter(records)
+
+
+def to_json(value: object, name: str) -> bytes:
+    """The JSON text of a record; `name` is what a message calls it.
+
+    Raises:
+        UsageError: it is no dict, or JSON cannot hold it.
+    """
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name} must be a dict of fields, found {type(value).__name__}")
+    try:
+        return orjson.dumps(dict(value), option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise UsageError(f"{name} must hold what JSON can (images in base64): {error}; convert it first") from error

@@ -20,15 +20,15 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from connectors.iterable import IterableSource
+from connectors.iterable import IterableSource, iterate, to_json
 from streamlearn.backbone.load import adopt
 from streamlearn.board import Board, Clock
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
-from streamlearn.errors import ConfigError, SnapshotError, UsageError
+from streamlearn.errors import ConfigError, RecordError, SnapshotError, UsageError
 from streamlearn.export.export import Exporter, ExportOptions
 from streamlearn.export.formats import BaseModel
-from streamlearn.jobs.queue import EvalJob, ExampleResult, GenerateJob, JobQueue, PromptInput, RouteJob
+from streamlearn.jobs.queue import EvalJob, ExampleError, ExampleResult, GenerateJob, JobQueue, PromptInput, RouteJob
 from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
@@ -37,9 +37,11 @@ from streamlearn.regimes.report import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
 from streamlearn.settings.settings import checked
+from streamlearn.snapshot.manifest import PASSED, another_model
 from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, RegimeStatus, Requested, Route, ShiftStatus, Status
+from streamlearn.stream.parse import parse
 from streamlearn.stream.record import Batch
 
 Record = Mapping[str, Any]
@@ -205,9 +207,9 @@ class Learner:
             StateLockedError: a daemon, or another learner, uses the folder.
         """
         is_name = isinstance(model, str | Path)
-        if is_name == (tokenizer is not None):
+        if is_name and tokenizer is not None:
             raise ConfigError("tokenizer: must be given with a model that is loaded already, and only then")
-        values = {**settings, "backbone": {**settings.get("backbone", {})}, "adapter": {**settings.get("adapter", {})}}
+        values = settings | {name: _section(name, settings.get(name)) for name in ("backbone", "adapter")}
         if is_name:
             values["backbone"] |= _located(str(model), revision)
         if start is not None:
@@ -233,13 +235,16 @@ class Learner:
 
         Raises:
             SnapshotError: the folder has no snapshot, or only damaged ones.
-            ConfigError: the model is no longer where it was.
+            ConfigError: the model is no longer where it was; or it was a loaded one, whose run
+                `Learner(model, tokenizer=tokenizer, state=state)` continues.
             StateLockedError: a daemon, or another learner, uses the folder.
         """
         store = SnapshotStore(Path(state) / "snapshots", keep=1)
         snapshot = store.newest() if store.folder.is_dir() else None
         if snapshot is None:
             raise SnapshotError(f"{state}: must be the state folder of a run, found no snapshot in it")
+        if PASSED in snapshot.manifest.backbone:
+            raise another_model(snapshot.manifest, found="none")
         values: dict[str, Any] = {**snapshot.manifest.config}
         values["backbone"] = {**values["backbone"], "device": device}
         opened = cls.__new__(cls)
@@ -270,7 +275,8 @@ class Learner:
             board = Board(Status(Phase.STARTING), Clock())
             self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
             self._daemon.start()
-            self._close = opened.pop_all().close
+            self._opened = opened.pop_all()
+        self._is_closed = False
         self.settings: Settings = self._components.settings
         self._progress = progress
 
@@ -280,33 +286,43 @@ class Learner:
         Without `records` they are read from the configured `source`, until it ends.
 
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
-        early keeps what was read, and the next call goes on with it. At the end everything is learned, each regime's
+        early keeps what was read, and the next call goes on with it, then reads its own records; an error that ended
+        the iterable before is not raised. At the end everything is learned, each regime's
         hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
-        of and left out.
+        of and left out; a batch of nothing else yields no update.
 
         Raises:
-            UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`.
+            TypeError: `records` is a single record, or no iterable.
+            UsageError: something in `records` is no dict that JSON can hold; or there are none, and no `source`; or
+                another call has begun to read other records.
             SourceError: the configured source cannot be read; or updates stayed non-finite, and records of an iterable
                 would have to be read again.
             DivergedError: updates are still not finite after a rollback.
         """
+        self._check_open("learn")
         daemon, observer = self._daemon, self._observer
         if (records is None) == (self._source is not None):
             raise UsageError("learn: must be given records, or the learner a setting `source`, and not both")
         if self._source is not None and records is not None:
             self._source.feed(records)
+        reading = self._source and self._source.records
         observer.begin(daemon.learner.number)
         with self._bar(len(records) if isinstance(records, Sized) else None) as bar:
             for batch in daemon.batches():
-                observer.shift = None
                 step = daemon.advance(batch)
                 regimes = tuple(map(self._components.adaptation.numbers.get, batch.slots))
+                if not regimes:  # none of its records could be used
+                    continue
                 update = _update(daemon.learner.number, step, regimes, observer.shift)
+                observer.shift = None
                 bar.update(len(regimes))
                 if update.loss is not None:
                     bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)
                 observer.updated(update)
                 yield update
+                self._check_open("learn")
+                if self._source is not None and self._source.records is not reading:
+                    raise UsageError("learn: must not go on after another call of learn, which ended this loop")
                 if observer.stopped:
                     break
         daemon.score_all()
@@ -352,8 +368,9 @@ class Learner:
 
         Raises:
             RecordError: it cannot be encoded.
+            TypeError: it is neither a text nor messages.
         """
-        work = route(RouteJob((_prompt(prompt),)), *self._parts())
+        work = route(RouteJob((_prompt(prompt),)), *self._parts("route"))
         return run_to_end(work).routes[0]
 
     def generate(
@@ -376,17 +393,20 @@ class Learner:
 
         Raises:
             RecordError: the prompt cannot be encoded.
+            TypeError: the prompt is neither a text nor messages, or `stop` is a single string.
             UnknownRegimeError: there is no such regime.
             UsageError: both a regime and the backbone are asked for.
         """
         if backbone and regime is not None:
             raise UsageError(f"generate: must be given a regime or backbone=True, found both, with regime {regime}")
+        if isinstance(stop, str):
+            raise TypeError(f"stop: must be a list of strings, found the string {stop!r}")
         requested: Requested = "backbone" if backbone else "routed" if regime is None else regime
         given = _prompt(prompt)
         job = GenerateJob(
             given.prompt, given.messages, max_new_tokens=max_new_tokens, requested=requested, stop=tuple(stop)
         )
-        return run_to_end(generate(job, *self._parts())).text
+        return run_to_end(generate(job, *self._parts("generate"))).text
 
     def evaluate(self, examples: Iterable[Record], *, generate: bool = False, max_new_tokens: int = 64) -> Evaluation:
         """Score examples under what they are routed to; nothing is learned.
@@ -397,15 +417,17 @@ class Learner:
             max_new_tokens: Maximum tokens of an answer.
 
         Raises:
-            ExampleError: an example is unusable; the message has its index.
-            UsageError: there is none.
+            ExampleError: an example is unusable, as a record of `learn` would be; the message has its index.
+            TypeError: `examples` is a single record, or no iterable.
+            UsageError: there is none, or something in `examples` is no dict that JSON can hold.
         """
-        given = tuple(examples)
+        parts = self._parts("evaluate")
+        given = tuple(self._example(index, value) for index, value in enumerate(iterate(examples)))
         if not given:
             raise UsageError("evaluate: must be given at least one example, found none")
         job = EvalJob(given, generate=generate, max_new_tokens=max_new_tokens)
         pack_tokens = self.settings.stream.batch_tokens
-        results = run_to_end(evaluate(job, *self._parts(), pack_tokens=pack_tokens)).per_example
+        results = run_to_end(evaluate(job, *parts, pack_tokens=pack_tokens)).per_example
         groups: dict[int | None, list[ExampleResult]] = defaultdict(list)
         for result in results:
             groups[result.route.regime if result.route.known else None].append(result)
@@ -424,6 +446,7 @@ class Learner:
             UsageError: there is no such regime, its folder exists, or it cannot be written without loss.
             SnapshotError: a folder cannot be written.
         """
+        self._check_open("export")
         components = self._components
         base = BaseModel.from_settings(self.settings.backbone, components.shape)
         exporter = Exporter(
@@ -445,13 +468,18 @@ class Learner:
             UsageError: the learner has no state folder.
             SnapshotError: it cannot be written; the snapshot before it is untouched.
         """
+        self._check_open("save")
         if not self._is_kept:
             raise UsageError("save: the learner must have a folder to save to: Learner(..., state=FOLDER)")
         return self._components.store.folder / self._daemon.save().name
 
     def close(self) -> None:
-        """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice."""
-        self._close()
+        """Release the state folder. What was learned since the last snapshot is lost. Safe to call twice.
+
+        Regimes, shifts, history and `peft_model` can still be read; every method raises UsageError.
+        """
+        self._is_closed = True
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -461,7 +489,21 @@ class Learner:
     ) -> None:
         self.close()
 
-    def _parts(self) -> tuple[Any, Any, Any]:
+    def _example(self, index: int, value: object) -> Mapping[str, Any]:
+        """An example in the form that `learn` would decode."""
+        try:
+            return parse(to_json(value, f"example {index}"), self.settings.stream)
+        except RecordError as error:
+            raise ExampleError(index, error) from error
+
+    def _check_open(self, method: str) -> None:
+        if self._is_closed:
+            raise UsageError(
+                f"{method}: the learner must be open, found it closed; continue a saved run with Learner.open(FOLDER)"
+            )
+
+    def _parts(self, method: str) -> tuple[Any, Any, Any]:
+        self._check_open(method)
         components = self._components
         return components.learner, components.decoder, components.adaptation.route
 
@@ -539,7 +581,20 @@ def _scores(examples: Sequence[ExampleResult]) -> Scores:
 
 
 def _prompt(given: str | Conversation) -> PromptInput:
+    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"prompt: must be a text or a list of messages, found {type(given).__name__}")
     return PromptInput(given, None) if isinstance(given, str) else PromptInput(None, tuple(given))
+
+
+def _section(name: str, values: object) -> dict[str, Any]:
+    """A copy of a section's values; None is an empty section, as in a configuration file.
+
+    Raises:
+        ConfigError: they are no mapping.
+    """
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{name}: expected a mapping of keys to values, found {type(values).__name__}")
+    return dict(values or {})
 
 
 def _located(model: str, revision: str | None = None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from streamlearn.backbone import attention, nano_vl
@@ -293,8 +293,16 @@ def adopt(model: Any, tokenizer: Any, adapter: AdapterSettings) -> tuple[Outline
         adapter: The `adapter` section.
 
     Raises:
-        ConfigError: see `load_start`; it reads images, its attention cannot be packed, or it computes in another dtype.
+        ConfigError: see `load_start`; it is no such model, reads images, its attention cannot be packed, or it computes
+            in another dtype; or there is no tokenizer.
     """
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        raise ConfigError(
+            "model: must be a folder, a builtin model, a hub id or a causal language model of transformers, found "
+            f"{type(model).__name__}"
+        )
+    if tokenizer is None:
+        raise ConfigError("tokenizer: must be given with a model that is loaded already, found none")
     name = getattr(model, "name_or_path", "") or type(model).__name__
     settings = BackboneSettings.model_construct(model=name)
     if _is_vision(model.config):
@@ -314,7 +322,7 @@ def adopt(model: Any, tokenizer: Any, adapter: AdapterSettings) -> tuple[Outline
         total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     arithmetic = Arithmetic(model.dtype, "the dtype of the model that was passed")
     shape = Outline(Path(name), model.config, linears, {}, start)
-    identity = {"model": name, "revision": "", "digest": total.hexdigest(), **_start_identity(shape)}
+    identity = {"model": name, "revision": "", "digest": total.hexdigest(), "passed": "true", **_start_identity(shape)}
     if start is not None:
         merge(model, start)
     _measure(settings, model)

@@ -228,6 +228,8 @@ _RETURNS_REFUSED = "probe.max_returns_refused"
 _START = ("start", "start_digest")
 """What a backbone's identity has of the LoRA that regimes begin from."""
 _START_SETTINGS = ("adapter.start", "adapter.start_revision")
+PASSED = "passed"
+"""Key in a backbone's identity: a Python program passed the model, so no setting names it."""
 _ABSENT = object()
 
 
@@ -276,6 +278,8 @@ def check_compatible(
         _refuse(f"{name} began from another LoRA", _changes(old, new, "adapter."))
     same_files = manifest.backbone.get("digest") is not None and manifest.backbone["digest"] == backbone.get("digest")
     if not same_files:
+        if PASSED in manifest.backbone or PASSED in backbone:
+            raise another_model(manifest, found=backbone["model"])
         _refuse(f"{name} was trained on another backbone", _changes(manifest.backbone, backbone, "backbone."))
     _refuse(f"{name} holds another adapter", _changes(manifest.adapter, adapter, "adapter."))
     changes = _changes(manifest.config, fingerprint)
@@ -291,6 +295,19 @@ def check_compatible(
             "--fresh, which keeps the old snapshots in another folder"
         )
     return changes
+
+
+def another_model(manifest: Manifest, found: str) -> SnapshotMismatchError:
+    """The error of a run that was given the model `found`, where it or the snapshot's was passed by a program."""
+    model = manifest.backbone["model"]
+    again = f"Learner({model!r}, state=FOLDER)"
+    if PASSED in manifest.backbone:
+        model = f"a loaded model, {model}, with digest {manifest.backbone['digest']}"
+        again = "Learner(model, tokenizer=tokenizer, state=FOLDER), with the same model and tokenizer"
+    return SnapshotMismatchError(
+        f"snapshot {manifest.step:08d} was trained on {model}, found {found}: to continue it in Python, pass the model "
+        f"again: {again}"
+    )
 
 
 def _refuse(what: str, changes: list[Change]) -> None:

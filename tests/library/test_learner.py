@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import orjson
 import pytest
 import structlog
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import streamlearn
 from benchmarks.daemon import without_http
@@ -177,6 +178,30 @@ def test_a_model_that_is_loaded_already(make: Make, tiny: Path) -> None:
         assert adopted.peft_model.get_base_model() is model
 
 
+def test_a_run_of_a_loaded_model_asks_for_the_model_again(make: Make, tiny: Path, tmp_path: Path) -> None:
+    """A snapshot does not hold it, and no setting names it, so neither a folder nor a daemon's settings replace it."""
+
+    def adopted(state: Path) -> Learner:
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        return Learner(model, tokenizer=AutoTokenizer.from_pretrained(tiny), state=state, **OPTIONS)
+
+    loaded, named = tmp_path / "loaded", tmp_path / "named"
+    with adopted(loaded) as learner:
+        list(learner.learn(rows(8)))
+    again = r"pass the model again: Learner\(model, tokenizer=tokenizer, state=FOLDER\)"
+    with pytest.raises(ConfigError, match=again):
+        Learner.open(loaded)
+    with pytest.raises(ConfigError, match=again):
+        make(state=loaded)
+    with pytest.raises(ConfigError, match=again):
+        daemon_of(tiny, loaded, in_file(tmp_path / "more.jsonl", rows(8)))
+    with adopted(loaded) as learner:
+        assert learner.records == 8
+    make(state=named).close()
+    with pytest.raises(ConfigError, match=rf"pass the model again: Learner\('{tiny}', state=FOLDER\)"):
+        adopted(named)
+
+
 def test_it_answers(make: Make, tmp_path: Path) -> None:
     """By the regime of the prompt, by another, or by the backbone; scores by regime; a LoRA that PEFT loads."""
     learner = make()
@@ -191,6 +216,14 @@ def test_it_answers(make: Make, tmp_path: Path) -> None:
     assert sum(part.examples for part in scores.by_regime.values()) == 6
     [folder] = learner.export(tmp_path / "out", regime=1)
     assert (folder / "adapter_config.json").is_file()
+
+
+def test_what_is_learned_can_be_evaluated(make: Make) -> None:
+    """NumPy's arrays and tuples as the lists that they are in JSON."""
+    learner, lists = make(), [{"input_ids": [5, 6, 7, 8]}]
+    same: list[dict[str, Any]] = [{"input_ids": np.arange(5, 9)}, {"input_ids": (5, 6, 7, 8)}]
+    assert sum(update.records for update in learner.learn(same)) == 2
+    assert [learner.evaluate([record]) for record in same] == [learner.evaluate(lists)] * 2
 
 
 def test_callbacks_hear_of_every_update(make: Make) -> None:
@@ -215,19 +248,72 @@ def test_a_record_that_cannot_be_used_is_warned_of(make: Make) -> None:
         assert sum(update.records for update in learner.learn([rows(1)[0], {"other": 1}, *rows(4)])) == 5
 
 
+@pytest.mark.parametrize(
+    ("records", "sizes"),
+    [
+        ([{"other": 1}], []),
+        ([*rows(2 * PER_BATCH), {"other": 1}], [PER_BATCH, PER_BATCH]),
+        ([*rows(PER_BATCH), {**rows(1)[0], "label": False}], [PER_BATCH]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:record dead lettered:RuntimeWarning")
+def test_a_rest_without_a_usable_record_yields_no_update(
+    make: Make, tmp_path: Path, records: list[dict[str, Any]], sizes: list[int]
+) -> None:
+    """Dead letters or ignored records alone; the records before them are scored, and all of them are saved."""
+    structlog.reset_defaults()
+    options = {"records": {"label_false": "ignore"}, "holdout": {"every_records": 2, "time_share": 0.0}}
+    learner = make(state=tmp_path / "run", **options)
+    assert [update.records for update in learner.learn(records)] == sizes
+    assert all(regime.accuracy is not None for regime in learner.regimes)
+    learner.close()
+    with Learner.open(tmp_path / "run", progress=False) as opened:
+        assert opened.records == len(records)
+
+
+def failing(count: int) -> Iterator[dict[str, Any]]:
+    yield from rows(count)
+    raise OSError("the file is gone")
+
+
 def test_an_error_of_the_iterable_loses_no_record(make: Make) -> None:
     """What came before it is learned with what comes in the next call."""
-
-    def failing() -> Iterator[dict[str, Any]]:
-        yield from rows(6)
-        raise OSError("the file is gone")
-
     whole, parts = make(), make()
     list(whole.learn(rows(20)))
     with pytest.raises(OSError, match="the file is gone"):
-        list(parts.learn(failing()))
+        list(parts.learn(failing(6)))
     list(parts.learn(rows(14, first=6)))
     assert_equal(everything(parts), everything(whole))
+
+
+def test_the_error_of_an_iterable_that_was_left_is_not_raised_for_another(make: Make) -> None:
+    """The next call learns what was read of it, then its own records, and nothing is left for a third."""
+    whole, parts = make(), make()
+    list(whole.learn(rows(40)))
+    next(parts.learn(failing(30)))
+    list(parts.learn(rows(10, first=30)))
+    assert_equal(everything(parts), everything(whole))
+    assert list(parts.learn([])) == []
+
+
+def test_an_iterator_that_is_read_on_raises_its_error(make: Make) -> None:
+    """It must not look as if its records had ended."""
+    learner, stream = make(), failing(30)
+    next(learner.learn(stream))
+    with pytest.raises(OSError, match="the file is gone"):
+        list(learner.learn(stream))
+
+
+def test_a_loop_is_refused_once_another_one_reads(make: Make) -> None:
+    """It would end without its unread records; they are still in its iterable."""
+    learner, stream = make(), iter(rows(100))
+    loop = learner.learn(stream)
+    next(loop)
+    list(learner.learn(rows(4, first=100)))
+    with pytest.raises(UsageError, match="another call of learn"):
+        next(loop)
+    list(learner.learn(stream))
+    assert learner.records == 104
 
 
 def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +333,21 @@ def test_a_rollback_never_skips_records_of_an_iterable(make: Make, monkeypatch: 
         (UsageError, r"record 0 must hold what JSON can", lambda it: list(it.learn([{"text": object()}]))),
         (UsageError, r"must be given records, or the learner a setting `source`", lambda it: list(it.learn())),
         (UsageError, r"at least one example, found none", lambda it: it.evaluate([])),
+        (UsageError, r"example 0 must be a dict of fields, found NoneType", lambda it: it.evaluate([None])),
+        (
+            UsageError,
+            r"example 1 must be a dict of fields, found tuple",
+            lambda it: it.evaluate([*rows(1), ("a", "b")]),
+        ),
+        (UsageError, r"example 0 must hold what JSON can", lambda it: it.evaluate([{"text": object()}])),
         (ExampleError, r"examples\[0\] is unusable", lambda it: it.evaluate([{"other": 1}])),
+        (TypeError, r"an iterable of records, found dict; put a single", lambda it: it.evaluate(rows(1)[0])),
+        (TypeError, r"an iterable of records, found dict; put a single", lambda it: list(it.learn(rows(1)[0]))),
+        (TypeError, r"an iterable of records, found str", lambda it: list(it.learn("records.jsonl"))),
+        (TypeError, r"'int' object is not iterable", lambda it: it.evaluate(5)),
+        (TypeError, r"a text or a list of messages, found dict", lambda it: it.generate({"role": "user"})),
+        (TypeError, r"a text or a list of messages, found NoneType", lambda it: it.route(None)),
+        (TypeError, r"stop: must be a list of strings, found the string", lambda it: it.generate("a", stop="end")),
         (UsageError, r"must have a folder to save to", lambda it: it.save()),
         (UsageError, r"a regime or backbone=True", lambda it: it.generate("a", regime=1, backbone=True)),
         (UnknownRegimeError, r"regime 7 cannot answer", lambda it: it.generate("a", regime=7)),
@@ -259,6 +359,39 @@ def test_what_cannot_work_is_refused(
     """With what was found and what to do."""
     with pytest.raises(error, match=match):
         call(make())
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("learn", lambda it: list(it.learn(rows(1)))),
+        ("route", lambda it: it.route("a")),
+        ("generate", lambda it: it.generate("a")),
+        ("evaluate", lambda it: it.evaluate(rows(1))),
+        ("export", lambda it: it.export("out")),
+        ("save", lambda it: it.save()),
+    ],
+)
+def test_a_closed_learner_says_so(make: Make, tmp_path: Path, method: str, call: Callable[[Learner], object]) -> None:
+    """Every method; what was learned can still be looked at."""
+    learner = make(state=tmp_path / "run")
+    list(learner.learn(rows(8)))
+    learner.close()
+    with pytest.raises(UsageError, match=f"^{method}: the learner must be open, found it closed"):
+        call(learner)
+    assert learner.records == learner.regimes[0].records == 8
+    assert len(learner.shifts) == 1
+    assert len(learner.history.rows) == 2
+
+
+def test_a_loop_whose_learner_is_closed_says_so(make: Make) -> None:
+    """Before the next batch, of which only a part could be done."""
+    learner = make()
+    loop = learner.learn(rows(100))
+    next(loop)
+    learner.close()
+    with pytest.raises(UsageError, match="found it closed"):
+        next(loop)
 
 
 def test_settings_are_checked_as_in_a_configuration_file(make: Make, tiny: Path, tmp_path: Path) -> None:
@@ -274,6 +407,36 @@ def test_settings_are_checked_as_in_a_configuration_file(make: Make, tiny: Path,
     make(state=tmp_path / "run")
     with pytest.raises(StateLockedError):
         make(state=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"model": object(), "tokenizer": object()}, r"^model: must be .* a causal language model .*, found object"),
+        ({"model": torch.nn.Linear(1, 1), "tokenizer": object()}, r"^model: must be .*, found Linear"),
+        ({"model": None}, r"^model: must be .*, found NoneType"),
+        ({"backbone": "float32"}, r"^backbone: expected a mapping of keys to values, found str"),
+        ({"adapter": [4]}, r"^adapter: expected a mapping of keys to values, found list"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(tiny: Path, arguments: dict[str, Any], match: str) -> None:
+    """With what was expected and what was found."""
+    with pytest.raises(ConfigError, match=match):
+        Learner(**{"model": tiny, **OPTIONS, **arguments})
+
+
+def test_a_loaded_model_must_compute_logits_and_come_with_its_tokenizer(tiny: Path) -> None:
+    """A decoder without its head is no language model."""
+    with pytest.raises(ConfigError, match=r"^model: must be "):
+        Learner(AutoModel.from_pretrained(tiny), tokenizer=AutoTokenizer.from_pretrained(tiny), **OPTIONS)
+    with pytest.raises(ConfigError, match=r"^tokenizer: must be given .* found none"):
+        Learner(AutoModelForCausalLM.from_pretrained(tiny), **OPTIONS)
+
+
+def test_a_section_that_is_none_is_empty(make: Make) -> None:
+    """As in a configuration file."""
+    sections = dict.fromkeys(["backbone", "adapter", "learner", "stream"])
+    assert make(**sections).settings.backbone == make(backbone={}).settings.backbone
 
 
 QUIET = """
