@@ -151,7 +151,7 @@ class ColumnMapping:
             return orjson.dumps(record, default=_written)
         except UsageError as error:
             raise RowError(str(error)) from error
-        except (TypeError, orjson.JSONEncodeError) as error:
+        except (TypeError, RecursionError, orjson.JSONEncodeError) as error:
             raise RowError(f"{row.place}: {error}. Correct the row") from error
 
     def __str__(self) -> str:
@@ -239,7 +239,7 @@ class WholeRows:
     def record(self, row: FileRow) -> bytes:
         try:
             return orjson.dumps(without_missing(row.values), default=_written)
-        except (TypeError, orjson.JSONEncodeError) as error:
+        except (TypeError, RecursionError, orjson.JSONEncodeError) as error:
             raise RowError(f"{row.place}: {error}. Correct the row") from error
 
     def __str__(self) -> str:

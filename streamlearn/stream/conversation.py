@@ -9,7 +9,7 @@ from typing import Any, get_args
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.settings.records import Role
-from streamlearn.stream.parse import json_type, read_list, read_string
+from streamlearn.stream.parse import json_type, parse_text, read_list, read_string
 from streamlearn.stream.template import Message
 
 ROLES = get_args(Role)
@@ -95,7 +95,7 @@ class _Reader:
 
     def tools(self, value: object) -> list[dict[str, Any]] | None:
         if isinstance(value, str):  # as Arrow files hold what has no fixed columns
-            value = _parsed(value, "tools")
+            value = parse_text(value, "tools", self.limits) if value.strip() else None
         if value is None or value == []:
             return None
         tools = read_list(value, "tools", self.limits)
@@ -159,7 +159,17 @@ class _Reader:
         function = cleaned.get("function", cleaned)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise RecordError(Reason.BAD_FORM, f"{where}.function must be an object with a name")
+        if isinstance(function.get("arguments"), str):
+            self._check_depth(function["arguments"], f"{where}.function.arguments")
         return {"type": "function", **cleaned} if "function" in cleaned else cleaned
+
+    def _check_depth(self, text: str, where: str) -> None:
+        """Refuse JSON text that is nested too deeply; whether text must be JSON is for the template to say."""
+        try:
+            parse_text(text, where, self.limits)
+        except RecordError as error:
+            if error.reason is Reason.TOO_DEEP:
+                raise
 
     def _content(self, turn: Mapping[str, Any], where: str, *, may_be_none: bool) -> str | list[dict[str, str]] | None:
         content = turn.get("content")
@@ -190,13 +200,6 @@ class _Reader:
                     )
                 return {"type": "image"}
         raise RecordError(Reason.BAD_FORM, f'{where} must be {{"type": "image"}} or {{"type": "text", "text": ...}}')
-
-
-def _parsed(text: str, where: str) -> object:
-    try:
-        return json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise RecordError(Reason.BAD_TYPE, f"{where} must be a list, or its JSON text: {str(error)[:80]}") from None
 
 
 def _without_nulls(value: Any) -> Any:

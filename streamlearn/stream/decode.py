@@ -35,7 +35,7 @@ from streamlearn.stream.images import (
     with_image_parts,
 )
 from streamlearn.stream.mapping import RecordMapping
-from streamlearn.stream.parse import json_type, read_integers, read_string
+from streamlearn.stream.parse import check_tree, json_type, read_integers, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage, Truncation
 from streamlearn.stream.truncate import Draft, Turns, cut_conversation, cut_tokens, too_long
 
@@ -78,7 +78,7 @@ class Decoder:
         """
         if record.unreadable:
             raise RecordError(Reason.UNREADABLE, record.unreadable)
-        return self.decode_value(self.mapping.parse(record.value))
+        return self._decoded(self.mapping.parse(record.value))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
         """Decode an object that is parsed already, as in a request; it has the form of the topic's records.
@@ -86,6 +86,10 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        check_tree(dict(value), self._settings)
+        return self._decoded(value)
+
+    def _decoded(self, value: Mapping[str, Any]) -> Example:
         value = self.mapping.canonical(value)
         form = self._form(value)
         draft, truncation = self._fitted(self._drafts[form](value), form)
@@ -152,6 +156,7 @@ class Decoder:
             ids = self._placeholders.encode_prompt(self._encoder, read_string(value, "prompt", self._settings), images)
             source = _Source(self._expanded(ids, [IGNORED] * len(ids), images, answer=len(ids)))
         else:
+            check_tree(list(value), self._settings)
             conversation = self._conversation({"messages": list(value)})
 
             def encode(turns: Turns) -> Draft:

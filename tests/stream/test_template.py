@@ -139,7 +139,7 @@ def test_equal_questions_are_learned_where_the_template_compares_contents(conten
         ),
         ({"messages": TOOL_TURNS[-1:], "tools": [WEATHER]}, "tools cannot be learned"),
         ({"messages": [{**TOOL_TURNS[1], "tool_calls": [{"function": {}}]}]}, r"tool_calls\[0\].function must be"),
-        ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be a list, or its JSON text"),
+        ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be JSON"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be .* found null"),
         ({"messages": [{**turns("a")[0], "weight": 1}]}, "only turns of the assistant are learned"),
         ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0.5}]}, "must be 0 .* or 1 .* found 0.5"),
