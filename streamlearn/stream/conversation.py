@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -48,6 +48,8 @@ def read_conversation(
 ) -> Conversation:
     """Read `messages`, or `prompt` and `completion` as lists of messages (a string is one), and `tools`.
 
+    A completion that is the whole conversation, as in preference pairs, repeats the prompt: it is taken once.
+
     Args:
         value: The record.
         limits: Limits of its strings and lists.
@@ -67,9 +69,11 @@ def read_conversation(
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
-        messages = reader.messages(prompt, "prompt")
-        context = len(messages)
-        messages += reader.messages(completion, "completion")
+        asked, messages = reader.messages(prompt, "prompt"), reader.messages(completion, "completion")
+        start = _repeated(asked, messages)
+        context = len(asked) + (start or 0)
+        if start is None:
+            messages = asked + messages
     if len(messages) > MAX_MESSAGES:
         raise RecordError(Reason.TOO_LARGE, f"a record may hold at most {MAX_MESSAGES} messages, found {len(messages)}")
     weights = [message.pop("weight", 1) for message in messages]
@@ -200,6 +204,22 @@ class _Reader:
                     )
                 return {"type": "image"}
         raise RecordError(Reason.BAD_FORM, f'{where} must be {{"type": "image"}} or {{"type": "text", "text": ...}}')
+
+
+def _repeated(prompt: Sequence[Message], completion: Sequence[Message]) -> int | None:
+    """Where the completion repeats the prompt: at its start, or after its system messages; None if it does not."""
+    turns = [_comparable(message) for message in completion]
+    asked = [_comparable(message) for message in prompt]
+    is_system = [message["role"] in ("system", "developer") for message in completion]
+    starts = (0, [*is_system, False].index(False))
+    return next((start for start in starts if asked and turns[start : start + len(asked)] == asked), None)
+
+
+def _comparable(message: Message) -> Message:
+    """A message without its weight, its text as one part."""
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {name: item for name, item in message.items() if name != "weight"} | {"content": parts}
 
 
 def _without_nulls(value: Any) -> Any:

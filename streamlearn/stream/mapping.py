@@ -421,7 +421,7 @@ def _decoded(text: str, path: _Path) -> str:
 
 
 def _as_text(found: Any, path: _Path) -> str:
-    """Text as it stands, numbers and booleans as JSON writes them."""
+    """Text as it stands, booleans as true and false, numbers in their shortest form: 12.50 as 12.5."""
     if isinstance(found, str):
         return found
     if isinstance(found, int | float):

@@ -41,6 +41,8 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "digits as a key of an object": ({"0": "x"}, {"text": "0"}, {"text": "x"}),
     "a number and a boolean": (
         {"q": 0.1, "a": True}, {"prompt": "q", "completion": "a"}, {"prompt": "0.1", "completion": "true"}),
+    "numbers in their shortest form": (
+        b'{"a": 12.50, "b": 1E5}', {"text": "{a} {b}"}, {"text": "12.5 100000.0"}),
     "a template with braces, a path and a line break": (
         {"a": {"b": "x"}, "c": 2}, {"text": r"{{{a.b}}}\n{c}"}, {"text": "{x}\n2"}),
     "a default beside a mapping": (

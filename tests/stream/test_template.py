@@ -186,6 +186,24 @@ def test_prompt_and_completion_may_be_messages() -> None:
         assert (example.labels == whole.labels).all()
 
 
+@pytest.mark.parametrize("prompt", ["Open?", turns("Open?"), turns("Open?", "Why?", "Is it?")])
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_a_completion_that_is_the_whole_conversation_repeats_no_turn(prompt: Any, system: str) -> None:
+    """As `chosen` of preference pairs; only what follows the prompt is learned, and system messages may precede it."""
+    head = [{"role": "system", "content": system}] if system else []
+    asked = turns(prompt) if isinstance(prompt, str) else prompt
+    once = decoder("chatml").decode_value({"prompt": [*head, *asked], "completion": "No."})
+    for question in (prompt, [*head, *asked]):
+        parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in asked]
+        for repeated in (asked, parts):
+            completion = [*head, *repeated, {"role": "assistant", "content": "No.", "weight": 1}]
+            example = decoder("chatml").decode_value({"prompt": question, "completion": completion})
+            assert (example.input_ids.tolist(), example.labels.tolist()) == (
+                once.input_ids.tolist(),
+                once.labels.tolist(),
+            )
+
+
 def test_an_assistant_may_begin() -> None:
     """Its greeting is learned too."""
     for name in (
