@@ -51,10 +51,19 @@ _ENVELOPES = (
 """Keys by which envelopes are known, what they are, and the path to the record in them."""
 _SHAPES = (
     (("conversations",), "a ShareGPT conversation: set records.messages: conversations"),
-    (("chosen", "rejected"), "a preference pair: set records.completion: chosen"),
+    (("prompt", "chosen", "rejected"), "a preference pair: set records.completion: chosen"),
+    (
+        ("chosen", "rejected"),
+        "a preference pair: set records.messages: chosen if that is a conversation with its question, otherwise "
+        "records.prompt and records.completion: chosen",
+    ),
+    (
+        ("instruction", "input", "output"),
+        r"an Alpaca record: set records.prompt: '{instruction}\n\n{input}\n\n' and records.completion: output",
+    ),
     (
         ("instruction", "output"),
-        r"an Alpaca record: set records.prompt: '{instruction}\n\n{input}\n\n' and records.completion: output",
+        r"an Alpaca record: set records.prompt: '{instruction}\n\n' and records.completion: output",
     ),
     (("request", "response"), "a logged request: set records.messages, such as [request.messages, response.message]"),
 )
@@ -196,15 +205,15 @@ class RecordMapping:
         return value
 
     def _refuse_shape(self, value: Mapping[str, Any], *, unwrapped: bool = True) -> None:
-        """Raise the error of a record that is known by its keys, with what to set."""
+        """Raise the error of a record that is known by its keys, with what to set that is not set."""
         tried = [path.text for path in self._unwrap]
         outer = f"{tried[0]}." if unwrapped and tried and "." not in tried else ""
         envelopes = (
             (keys, f"{shape}: set records.unwrap: {outer}{path}")
             for keys, shape, path in _ENVELOPES
-            if unwrapped or path not in tried
+            if outer + path not in tried
         )
-        for keys, shape in (*envelopes, *_SHAPES):
+        for keys, shape in (*envelopes, *(() if self._fields else _SHAPES)):
             if all(key in value for key in keys):
                 raise RecordError(Reason.BAD_FORM, f"{' and '.join(map(repr, keys))}: the value looks like {shape}")
 
@@ -294,7 +303,18 @@ class RecordMapping:
         if not depth and not near:
             self._refuse_shape(value)
         hint = f", did you mean {near[0][:80]!r}?" if near else ";"
-        raise RecordError(Reason.BAD_FORM, f"{must} exist, found no {key!r}{at}{hint} {_listed(place)}")
+        advice = self._whole_conversation(value) if path.setting == "prompt" else ""
+        raise RecordError(Reason.BAD_FORM, f"{must} exist, found no {key!r}{at}{hint} {_listed(place)}{advice}")
+
+    def _whole_conversation(self, value: Mapping[str, Any]) -> str:
+        """What to set where the completion holds the question too; empty if it does not."""
+        path = self._fields["completion"][0]
+        turns = self._find(path, value) if isinstance(path, _Path) else None
+        if isinstance(turns, list) and any(
+            isinstance(turn, dict) and turn.get("role") == "user" for turn in self._turns(turns)
+        ):
+            return f"; {path.text} is a conversation with its question: set records.messages: {path.text} instead"
+        return ""
 
     def _named(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a record whose keys are the canonical ones; others are refused or left out."""

@@ -201,6 +201,56 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
         Reason.BAD_FORM,
         "did you mean labels",
     ),
+    "Alpaca, mapped": (
+        {"instruction": "Open?", "output": "No."},
+        {"prompt": "{instruction} {input}", "completion": "output"},
+        Reason.BAD_FORM,
+        "^records.prompt: input must exist, found no 'input'; its keys are instruction, output$",
+    ),
+    "Alpaca without input, unset": (
+        {"instruction": "Open?", "output": "No."},
+        {},
+        Reason.BAD_FORM,
+        r"set records.prompt: '{instruction}\\n\\n' and",
+    ),
+    "a pair of conversations without its prompt, mapped": (
+        {"chosen": TURNS, "rejected": TURNS},
+        {"completion": "chosen"},
+        Reason.BAD_FORM,
+        "^records.prompt: prompt must exist, found no 'prompt'; its keys are chosen, rejected; chosen is a "
+        "conversation with its question: set records.messages: chosen instead$",
+    ),
+    "a pair of texts without its prompt, mapped": (
+        {"question": "Open?", "chosen": "No.", "rejected": "Yes."},
+        {"completion": "chosen"},
+        Reason.BAD_FORM,
+        "^records.prompt: prompt must exist, found no 'prompt'; its keys are question, chosen, rejected$",
+    ),
+    "a pair without its prompt, unset": (
+        {"chosen": TURNS, "rejected": TURNS},
+        {},
+        Reason.BAD_FORM,
+        "set records.messages: chosen if",
+    ),
+    "a pair, unset": (
+        {"prompt": "Open?", "chosen": "No.", "rejected": "Yes."},
+        {},
+        Reason.BAD_FORM,
+        "set records.completion: chosen$",
+    ),
+    "a logged request, mapped": (
+        {"request": {"messages": TURNS}, "response": {}},
+        {"messages": ["input.messages"]},
+        Reason.BAD_FORM,
+        "^records.messages: input.messages must exist, found no 'input'; its keys are request, response$",
+    ),
+    "an event without its data among bare records": (
+        {"specversion": "1.0", "id": "e1"},
+        {"unwrap": ["data", "."], **QUESTION},
+        Reason.BAD_FORM,
+        "^records.prompt: question must exist, found no 'question'; its keys are specversion, id$",
+    ),
+    "Debezium, mapped but not unwrapped": (CHANGE, QUESTION, Reason.BAD_FORM, "set records.unwrap: after"),
     "both names of images": ({**PAIR, "image": "a", "images": ["b"]}, {}, Reason.BAD_FORM, "must not come together"),
     "a completion to avoid": (
         {**PAIR, "label": False},
