@@ -140,7 +140,7 @@ class JsonlFile:
         for line, place in self.lines():
             try:
                 values = _parsed(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield RowError(f"{place} must be a JSON object, found: {error}. Correct the line")
                 continue
             if isinstance(values, dict):

@@ -2,14 +2,14 @@
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import StreamSettings
 from streamlearn.settings.records import Role
-from streamlearn.stream.parse import json_type, read_list, read_string
+from streamlearn.stream.parse import json_type, parse_text, read_list, read_string
 from streamlearn.stream.template import Message
 
 ROLES = get_args(Role)
@@ -48,6 +48,8 @@ def read_conversation(
 ) -> Conversation:
     """Read `messages`, or `prompt` and `completion` as lists of messages (a string is one), and `tools`.
 
+    A completion that is the whole conversation, as in preference pairs, repeats the prompt: it is taken once.
+
     Args:
         value: The record.
         limits: Limits of its strings and lists.
@@ -67,9 +69,11 @@ def read_conversation(
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
-        messages = reader.messages(prompt, "prompt")
-        context = len(messages)
-        messages += reader.messages(completion, "completion")
+        asked, messages = reader.messages(prompt, "prompt"), reader.messages(completion, "completion")
+        start = _repeated(asked, messages)
+        context = len(asked) + (start or 0)
+        if start is None:
+            messages = asked + messages
     if len(messages) > MAX_MESSAGES:
         raise RecordError(Reason.TOO_LARGE, f"a record may hold at most {MAX_MESSAGES} messages, found {len(messages)}")
     weights = [message.pop("weight", 1) for message in messages]
@@ -95,7 +99,7 @@ class _Reader:
 
     def tools(self, value: object) -> list[dict[str, Any]] | None:
         if isinstance(value, str):  # as Arrow files hold what has no fixed columns
-            value = _parsed(value, "tools")
+            value = parse_text(value, "tools", self.limits) if value.strip() else None
         if value is None or value == []:
             return None
         tools = read_list(value, "tools", self.limits)
@@ -159,7 +163,17 @@ class _Reader:
         function = cleaned.get("function", cleaned)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise RecordError(Reason.BAD_FORM, f"{where}.function must be an object with a name")
+        if isinstance(function.get("arguments"), str):
+            self._check_depth(function["arguments"], f"{where}.function.arguments")
         return {"type": "function", **cleaned} if "function" in cleaned else cleaned
+
+    def _check_depth(self, text: str, where: str) -> None:
+        """Refuse JSON text that is nested too deeply; whether text must be JSON is for the template to say."""
+        try:
+            parse_text(text, where, self.limits)
+        except RecordError as error:
+            if error.reason is Reason.TOO_DEEP:
+                raise
 
     def _content(self, turn: Mapping[str, Any], where: str, *, may_be_none: bool) -> str | list[dict[str, str]] | None:
         content = turn.get("content")
@@ -192,11 +206,20 @@ class _Reader:
         raise RecordError(Reason.BAD_FORM, f'{where} must be {{"type": "image"}} or {{"type": "text", "text": ...}}')
 
 
-def _parsed(text: str, where: str) -> object:
-    try:
-        return json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise RecordError(Reason.BAD_TYPE, f"{where} must be a list, or its JSON text: {str(error)[:80]}") from None
+def _repeated(prompt: Sequence[Message], completion: Sequence[Message]) -> int | None:
+    """Where the completion repeats the prompt: at its start, or after its system messages; None if it does not."""
+    turns = [_comparable(message) for message in completion]
+    asked = [_comparable(message) for message in prompt]
+    is_system = [message["role"] in ("system", "developer") for message in completion]
+    starts = (0, [*is_system, False].index(False))
+    return next((start for start in starts if asked and turns[start : start + len(asked)] == asked), None)
+
+
+def _comparable(message: Message) -> Message:
+    """A message without its weight, its text as one part."""
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {name: item for name, item in message.items() if name != "weight"} | {"content": parts}
 
 
 def _without_nulls(value: Any) -> Any:

@@ -26,9 +26,16 @@ from streamlearn.errors import Reason, RecordError
 from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.stream.conversation import Conversation, read_conversation
 from streamlearn.stream.encode import Encoder
-from streamlearn.stream.images import ImagePlaceholders, VisionProcessor, has_images, record_image, with_image_parts
+from streamlearn.stream.images import (
+    ImagePlaceholders,
+    VisionProcessor,
+    count_image_parts,
+    has_images,
+    record_image,
+    with_image_parts,
+)
 from streamlearn.stream.mapping import RecordMapping
-from streamlearn.stream.parse import json_type, read_integers, read_string
+from streamlearn.stream.parse import check_tree, json_type, read_integers, read_string
 from streamlearn.stream.record import FORMS, IGNORED, Example, Prompt, Record, RecordImage, Truncation
 from streamlearn.stream.truncate import Draft, Turns, cut_conversation, cut_tokens, too_long
 
@@ -71,7 +78,7 @@ class Decoder:
         """
         if record.unreadable:
             raise RecordError(Reason.UNREADABLE, record.unreadable)
-        return self.decode_value(self.mapping.parse(record.value))
+        return self._decoded(self.mapping.parse(record.value))
 
     def decode_value(self, value: Mapping[str, Any]) -> Example:
         """Decode an object that is parsed already, as in a request; it has the form of the topic's records.
@@ -79,6 +86,10 @@ class Decoder:
         Raises:
             RecordError: with the reason, what must hold and what was found.
         """
+        check_tree(dict(value), self._settings)
+        return self._decoded(value)
+
+    def _decoded(self, value: Mapping[str, Any]) -> Example:
         value = self.mapping.canonical(value)
         form = self._form(value)
         draft, truncation = self._fitted(self._drafts[form](value), form)
@@ -145,6 +156,7 @@ class Decoder:
             ids = self._placeholders.encode_prompt(self._encoder, read_string(value, "prompt", self._settings), images)
             source = _Source(self._expanded(ids, [IGNORED] * len(ids), images, answer=len(ids)))
         else:
+            check_tree(list(value), self._settings)
             conversation = self._conversation({"messages": list(value)})
 
             def encode(turns: Turns) -> Draft:
@@ -200,8 +212,11 @@ class Decoder:
         return _Source(Draft(ids + answer, labels + answer, len(ids), images, image_starts))
 
     def _messages(self, value: Mapping[str, Any]) -> "_Source":
-        conversation = self._conversation(value).up_to_last_answer()
+        conversation = self._conversation(value)
         images = self._placeholders.images(value)
+        placed = with_image_parts(conversation.messages, images)  # before turns are dropped, with their images
+        conversation = replace(conversation, messages=placed).up_to_last_answer()
+        images = images[: count_image_parts(conversation.messages)]
 
         def encode(turns: Turns) -> Draft:
             learned = [i for i, (_, is_learned) in enumerate(turns) if is_learned]
@@ -209,8 +224,7 @@ class Decoder:
             starts = (t for t in range(len(ids)) if labels[t] != IGNORED and not (t and labels[t - 1] != IGNORED))
             return self._expanded(ids, labels, images, answer=max(starts, default=0))
 
-        messages = with_image_parts(conversation.messages, images)
-        turns = [(message, i in conversation.learned) for i, message in enumerate(messages)]
+        turns = [(message, i in conversation.learned) for i, message in enumerate(conversation.messages)]
         return _Source(encode(turns), turns, encode)
 
     def _expanded(self, ids: list[int], labels: list[int], images: tuple[RecordImage, ...], *, answer: int) -> Draft:

@@ -364,8 +364,7 @@ def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage])
         message if message["role"] == "assistant" else {**message, "content": _split_at_marks(message.get("content"))}
         for message in messages
     ]
-    contents = [message.get("content") for message in placed]
-    found = sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
+    found = count_image_parts(placed)
     if found == len(images):
         return placed
     if found:
@@ -378,6 +377,12 @@ def with_image_parts(messages: Sequence[Message], images: Sequence[RecordImage])
     content = messages[at].get("content") or []
     texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     return [*messages[:at], {**messages[at], "content": [{"type": "image"}] * len(images) + texts}, *messages[at + 1 :]]
+
+
+def count_image_parts(messages: Sequence[Message]) -> int:
+    """Return the number of places that images have in the messages."""
+    contents = [message.get("content") for message in messages]
+    return sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
 
 
 def _split_at_marks(content: Any) -> Any:

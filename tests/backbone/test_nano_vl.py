@@ -50,6 +50,37 @@ def test_a_conversation_with_an_image_is_read(backbone: Backbone) -> None:
     assert decoder.text(example.input_ids[example.labels != -100].tolist()).strip() == "a dog"
 
 
+def turn(role: str, content: str, *, image: bool = False, weight: int = 1) -> dict[str, object]:
+    parts = [{"type": "image"}] * image + [{"type": "text", "text": content}]
+    return {"role": role, "content": parts, **({} if weight else {"weight": weight})}
+
+
+QUESTION, ANSWER = turn("user", "what colour?", image=True), turn("assistant", "red")
+GREETING = [turn("user", "hello"), turn("assistant", "hi there")]
+
+
+@pytest.mark.parametrize(
+    ("record", "num_images", "kept"),
+    [
+        ({"messages": [*GREETING, turn("user", "and this?", image=True)]}, 1, 0),
+        ({"messages": [*GREETING, turn("user", "<image> and this?")]}, 1, 0),
+        ({"messages": [*GREETING, turn("user", "and this?", image=True), turn("assistant", "green", weight=0)]}, 1, 0),
+        ({"prompt": GREETING[:1], "completion": [GREETING[1], turn("user", "and this?", image=True)]}, 1, 0),
+        ({"messages": [QUESTION, ANSWER, turn("user", "and this?", image=True)]}, 2, 1),
+        ({"messages": [QUESTION, ANSWER, turn("user", "<image>?"), turn("assistant", "green", weight=0)]}, 2, 1),
+        ({"messages": [turn("user", "what colour?"), ANSWER, turn("user", "and this?")]}, 2, 2),
+    ],
+)
+def test_an_image_after_the_last_answer_leaves_with_its_turn(
+    backbone: Backbone, record: dict[str, object], num_images: int, kept: int
+) -> None:
+    """It is not shown to an earlier turn, and earlier images stay where they are; without places, all come first."""
+    images = [make_image(number) for number in range(num_images)]
+    example = decoder_of(backbone).decode_value({**record, "image": [as_base64(image) for image in images]})
+    assert [image.data for image in example.images] == images[:kept]
+    assert (example.input_ids == nano_vl.IMAGE_TOKEN_ID).sum() == kept * nano_vl.IMAGE_TOKENS
+
+
 @pytest.mark.data
 @pytest.mark.skipif(not IMAGES.is_dir(), reason="the shared images are not next to the repository")
 def test_it_names_digits_it_was_taught(backbone: Backbone) -> None:

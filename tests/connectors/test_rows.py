@@ -95,6 +95,8 @@ def test_one_column_that_holds_separators_suggests_the_delimiter() -> None:
         (PAIR, {"question": "a"}, "has no column 'answer'"),
         (PAIR, {"question": "\ud800", "answer": "a"}, "surrogates"),
         ({"messages": "m"}, {"m": "[{"}, "column 'm' must hold JSON for messages"),
+        ({"messages": "m"}, {"m": '{"a":' * 900 + "1" + "}" * 900}, "must hold a list"),
+        ({"messages": "m"}, {"m": '[{"a":' + "[" * 900 + "]" * 900 + "}]"}, "recursion"),
         ({"messages": "m"}, {"m": {"role": "user"}}, "column 'm' must hold a list for messages, found dict"),
         ({**PAIR, "image": "i"}, {"question": "a", "answer": "b", "i": {"bytes": None, "path": "x"}}, "found a path"),
     ],

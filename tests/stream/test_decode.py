@@ -333,6 +333,40 @@ def test_refuses_with_reason_and_message(value: Any, reason: Reason, message: st
     assert of_record.value.reason is of_request.value.reason is reason
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+TOO_DEEP: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "tools": lambda tree: {**chat("a", "b"), "tools": [tree]},
+    "tools as text": lambda tree: {**chat("a", "b"), "tools": json.dumps([tree])},
+    "arguments": lambda tree: {"messages": [calling(tree)]},
+    "arguments as text": lambda tree: {"messages": [calling(json.dumps(tree))]},
+    "messages as text": lambda tree: {"messages": json.dumps([tree])},
+    "a weight": lambda tree: {"messages": [{"role": "assistant", "content": "a", "weight": tree}]},
+    "meta": lambda tree: {"text": "a b", "meta": tree},
+}
+
+
+def calling(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("depth", [40, 480, 900])
+@pytest.mark.parametrize("value", TOO_DEEP.values(), ids=TOO_DEEP.keys())
+def test_deep_nesting_is_refused_wherever_it_stands(value: Callable[[Any], dict[str, Any]], depth: int) -> None:
+    """In a record and in a request, as JSON and as text that holds JSON; never with a RecursionError."""
+    for decode in (lambda value: DECODER.decode(record(value)), DECODER.decode_value):
+        with pytest.raises(RecordError) as refused:
+            decode(value(nested(depth)))
+        assert refused.value.reason is Reason.TOO_DEEP
+    with pytest.raises(RecordError, match="max_depth"):
+        DECODER.prompt([{"role": "user", "content": nested(depth)}])
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [({"text": "\ud800"}, Reason.NOT_UTF8), ({"input_ids": [10**5000]}, Reason.TOKEN_OUT_OF_RANGE)],

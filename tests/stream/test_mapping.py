@@ -41,6 +41,8 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "digits as a key of an object": ({"0": "x"}, {"text": "0"}, {"text": "x"}),
     "a number and a boolean": (
         {"q": 0.1, "a": True}, {"prompt": "q", "completion": "a"}, {"prompt": "0.1", "completion": "true"}),
+    "numbers in their shortest form": (
+        b'{"a": 12.50, "b": 1E5}', {"text": "{a} {b}"}, {"text": "12.5 100000.0"}),
     "a template with braces, a path and a line break": (
         {"a": {"b": "x"}, "c": 2}, {"text": r"{{{a.b}}}\n{c}"}, {"text": "{x}\n2"}),
     "a default beside a mapping": (
@@ -84,7 +86,18 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "unknown keys left out": ({**PAIR, "id": 1, "lang": "en"}, {"unknown_keys": "ignore"}, PAIR),
     "the form that is complete": (
         {"prompt": "Open?", "prompt_id": "x", "messages": TURNS}, {"unknown_keys": "ignore"}, {"messages": TURNS}),
-    "a completion that is good": ({**PAIR, "label": True}, {"unknown_keys": "ignore"}, PAIR),
+    "a completion that is good": ({**PAIR, "label": True}, {}, PAIR),
+    "a good completion of a table": ({**PAIR, "label": 1.0, "id": 1}, {"unknown_keys": "ignore"}, PAIR),
+    "a good completion of CSV, mapped": ({**ROW, "label": "True"}, QUESTION, {"prompt": "Open?", "completion": "No."}),
+    "no label": ({**PAIR, "label": None}, {}, PAIR),
+    "a label that is learned": (
+        {"text": "It rains.", "label": False}, {"prompt": "text", "completion": "label"},
+        {"prompt": "It rains.", "completion": "false"}),
+    "a label in a template": ({"text": "It rains.", "label": 3}, {"text": "{text} {label}"}, {"text": "It rains. 3"}),
+    "a label that is not KTO's": (
+        {**ROW, "label": 0}, {**QUESTION, "label_false": "learn"}, {"prompt": "Open?", "completion": "No."}),
+    "an ignored label that is not KTO's": (
+        {**PAIR, "label": "b"}, {"unknown_keys": "ignore", "label_false": "learn"}, PAIR),
 }  # fmt: skip
 
 
@@ -199,12 +212,86 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
         Reason.BAD_FORM,
         "did you mean labels",
     ),
+    "Alpaca, mapped": (
+        {"instruction": "Open?", "output": "No."},
+        {"prompt": "{instruction} {input}", "completion": "output"},
+        Reason.BAD_FORM,
+        "^records.prompt: input must exist, found no 'input'; its keys are instruction, output$",
+    ),
+    "Alpaca without input, unset": (
+        {"instruction": "Open?", "output": "No."},
+        {},
+        Reason.BAD_FORM,
+        r"set records.prompt: '{instruction}\\n\\n' and",
+    ),
+    "a pair of conversations without its prompt, mapped": (
+        {"chosen": TURNS, "rejected": TURNS},
+        {"completion": "chosen"},
+        Reason.BAD_FORM,
+        "^records.prompt: prompt must exist, found no 'prompt'; its keys are chosen, rejected; chosen is a "
+        "conversation with its question: set records.messages: chosen instead$",
+    ),
+    "a pair of texts without its prompt, mapped": (
+        {"question": "Open?", "chosen": "No.", "rejected": "Yes."},
+        {"completion": "chosen"},
+        Reason.BAD_FORM,
+        "^records.prompt: prompt must exist, found no 'prompt'; its keys are question, chosen, rejected$",
+    ),
+    "a pair without its prompt, unset": (
+        {"chosen": TURNS, "rejected": TURNS},
+        {},
+        Reason.BAD_FORM,
+        "set records.messages: chosen if",
+    ),
+    "a pair, unset": (
+        {"prompt": "Open?", "chosen": "No.", "rejected": "Yes."},
+        {},
+        Reason.BAD_FORM,
+        "set records.completion: chosen$",
+    ),
+    "a logged request, mapped": (
+        {"request": {"messages": TURNS}, "response": {}},
+        {"messages": ["input.messages"]},
+        Reason.BAD_FORM,
+        "^records.messages: input.messages must exist, found no 'input'; its keys are request, response$",
+    ),
+    "an event without its data among bare records": (
+        {"specversion": "1.0", "id": "e1"},
+        {"unwrap": ["data", "."], **QUESTION},
+        Reason.BAD_FORM,
+        "^records.prompt: question must exist, found no 'question'; its keys are specversion, id$",
+    ),
+    "Debezium, mapped but not unwrapped": (CHANGE, QUESTION, Reason.BAD_FORM, "set records.unwrap: after"),
     "both names of images": ({**PAIR, "image": "a", "images": ["b"]}, {}, Reason.BAD_FORM, "must not come together"),
-    "a completion to avoid": (
-        {**PAIR, "label": False},
+    "a label that is neither true nor false": (
+        {**ROW, "label": "bad"},
+        QUESTION,
+        Reason.BAD_TYPE,
+        "label must be true or false.* found 'bad'; records.label_false: learn leaves it unread",
+    ),
+    "a label of another number": (
+        {**PAIR, "label": 2},
         {"unknown_keys": "ignore"},
-        Reason.LABEL_FALSE,
-        "records.label_false",
+        Reason.BAD_TYPE,
+        "label must be .* found 2;",
+    ),
+    "labels with the name of KTO's": (
+        {"input_ids": [1, 2], "label": [-100, 2]},
+        {"unknown_keys": "ignore"},
+        Reason.BAD_TYPE,
+        "found a list; name it labels",
+    ),
+    "a misspelled label": (
+        {**PAIR, "Label": False},
+        {"unknown_keys": "ignore"},
+        Reason.BAD_FORM,
+        "'Label': unknown key, did you mean label",
+    ),
+    "a label that is a key like any other": (
+        {**PAIR, "label": False},
+        {"label_false": "learn"},
+        Reason.BAD_FORM,
+        "'label': unknown key",
     ),
 }
 
@@ -218,6 +305,38 @@ def test_a_refusal_names_what_was_found_and_what_to_set(
         canonical(value, **settings)
     assert refused.value.reason is reason
     assert len(str(refused.value)) < 600
+
+
+AVOIDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "prompt and completion": (PAIR, {}),
+    "among ignored keys": ({**PAIR, "id": 1}, {"unknown_keys": "ignore"}),
+    "messages": ({"messages": TURNS}, {}),
+    "text": ({"text": "Open? No."}, {}),
+    "ids": ({"input_ids": [1, 2]}, {}),
+    "mapped prompt and completion": (ROW, QUESTION),
+    "a template": (ROW, {"text": "{question} {answer}"}),
+    "mapped messages": ({"conversations": TURNS}, {"messages": "conversations"}),
+    "a completion beside its default": ({"prompt": "Open?", "chosen": "No."}, {"completion": "chosen"}),
+}
+
+
+@pytest.mark.parametrize("label", [False, 0, 0.0, "False", "false", "0"])
+@pytest.mark.parametrize(("value", "settings"), AVOIDED.values(), ids=AVOIDED.keys())
+def test_a_false_label_is_no_good_answer_in_any_form(
+    value: dict[str, Any], settings: dict[str, Any], label: object
+) -> None:
+    """As JSON has it and as tables do, in the record, in its envelope, and beside what a path leads to."""
+    labeled = {**value, "label": label}
+    cases: list[tuple[Any, dict[str, Any]]] = [(labeled, settings), ({"data": labeled}, {**settings, "unwrap": "data"})]
+    if "completion" in settings:
+        nested = {name: f"data.{path}" for name, path in {"prompt": "prompt", **settings}.items()}
+        cases.append(({"data": labeled}, nested))
+    for record, set_ in cases:
+        with pytest.raises(RecordError, match="label_false: ignore leaves such records out") as refused:
+            canonical(record, **set_)
+        assert refused.value.reason is Reason.LABEL_FALSE
+        ignoring = RecordMapping(RecordsSettings(**set_, label_false="ignore"), StreamSettings())
+        assert Reason.LABEL_FALSE in ignoring.ignored
 
 
 DELETIONS = {

@@ -139,7 +139,7 @@ def test_equal_questions_are_learned_where_the_template_compares_contents(conten
         ),
         ({"messages": TOOL_TURNS[-1:], "tools": [WEATHER]}, "tools cannot be learned"),
         ({"messages": [{**TOOL_TURNS[1], "tool_calls": [{"function": {}}]}]}, r"tool_calls\[0\].function must be"),
-        ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be a list, or its JSON text"),
+        ({"messages": turns("a", "b"), "tools": "[1"}, "tools must be JSON"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be .* found null"),
         ({"messages": [{**turns("a")[0], "weight": 1}]}, "only turns of the assistant are learned"),
         ({"messages": [*turns("a"), {**turns("", "b")[1], "weight": 0.5}]}, "must be 0 .* or 1 .* found 0.5"),
@@ -184,6 +184,24 @@ def test_prompt_and_completion_may_be_messages() -> None:
         example = decoder("chatml").decode_value({"prompt": asked, "completion": answer})
         assert (example.input_ids == whole.input_ids).all()
         assert (example.labels == whole.labels).all()
+
+
+@pytest.mark.parametrize("prompt", ["Open?", turns("Open?"), turns("Open?", "Why?", "Is it?")])
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_a_completion_that_is_the_whole_conversation_repeats_no_turn(prompt: Any, system: str) -> None:
+    """As `chosen` of preference pairs; only what follows the prompt is learned, and system messages may precede it."""
+    head = [{"role": "system", "content": system}] if system else []
+    asked = turns(prompt) if isinstance(prompt, str) else prompt
+    once = decoder("chatml").decode_value({"prompt": [*head, *asked], "completion": "No."})
+    for question in (prompt, [*head, *asked]):
+        parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in asked]
+        for repeated in (asked, parts):
+            completion = [*head, *repeated, {"role": "assistant", "content": "No.", "weight": 1}]
+            example = decoder("chatml").decode_value({"prompt": question, "completion": completion})
+            assert (example.input_ids.tolist(), example.labels.tolist()) == (
+                once.input_ids.tolist(),
+                once.labels.tolist(),
+            )
 
 
 def test_an_assistant_may_begin() -> None:
