@@ -150,14 +150,15 @@ KTO: list[dict[str, Any]] = [
 @pytest.mark.filterwarnings(  # `datasets` leaves a CSV file open
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("write_rows", [write_csv, write_parquet, write_jsonl])
+@pytest.mark.parametrize(
+    ("write_rows", "name"), [(write_csv, "rows.csv"), (write_parquet, "rows.parquet"), (write_jsonl, "rows.jsonl")]
+)
 @pytest.mark.parametrize("fields", [{}, {"prompt": "prompt", "completion": "completion"}])
 def test_a_bad_answer_of_a_table_stays_one(
-    write_rows: Callable[[Path, list[Any]], Path], fields: dict[str, str], tmp_path: Path
+    write_rows: Callable[[Path, list[Any]], Path], name: str, fields: dict[str, str], tmp_path: Path
 ) -> None:
     """The column `label` goes with its row; without a configuration and with one that ignores bad answers."""
-    kinds = {write_csv: ".csv", write_parquet: ".parquet", write_jsonl: ".jsonl"}
-    path = write_rows(tmp_path / f"rows{kinds[write_rows]}", KTO)
+    path = write_rows(tmp_path / name, KTO)
     records = open_records(open_file(path), fields, skip_bad_rows=True, check=RecordCheck(None))
     assert [json.loads(record.value)["completion"] for record in records] == ["4"]
     assert records.refused == {"label_false": 1}
