@@ -148,9 +148,9 @@ class RecordsSettings(Section):
     unknown_keys: Ignorable = "dead_letter"
     """What happens to a record with other keys than a record has, where nothing is mapped: dead_letter, or ignore the
     keys."""
-    label_false: Literal["ignore", "dead_letter", "learn"] = "dead_letter"
-    """What happens to a record with `label: false` (0, or text that says so), which KTO learns to avoid; other labels
-    than true and false are refused. learn: `label` is a key like any other."""
+    label_false: Ignorable = "dead_letter"
+    """With unknown_keys: ignore, what happens to a prompt and completion with `label: false`, which KTO learns to
+    avoid."""
     deletions: Ignorable = "ignore"
     """What happens to tombstones and deletions of change data capture: ignore counts them by themselves."""
     registry: RegistrySettings | None = None

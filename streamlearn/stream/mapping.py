@@ -40,10 +40,6 @@ _DELETING = ("d", "t")
 """Debezium's operations delete and truncate."""
 _NEAR = 0.8
 """Similarity from which a key is taken for a misspelled one."""
-_LEARNED = ("completion", "text", "messages")
-"""Fields of which something is learned, so that a label beside them is theirs."""
-_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-"""Booleans, and what tables hold instead of them."""
 _PREFIX_BYTES = 5
 _INDEX = re.compile("-?[0-9]{1,18}")
 
@@ -117,8 +113,6 @@ class RecordMapping:
                 ]
             else:
                 self._fields[name] = [_path(name, path) for path in paths]
-        self.labels = [] if settings.label_false == "learn" else self._label_paths()
-        """Where KTO's label may stand: in the record, and beside what is learned; nowhere if it is not read."""
         self.ignored: frozenset[Reason] = frozenset(
             reason
             for reason, setting in zip(IGNORABLE, (settings.deletions, settings.label_false), strict=True)
@@ -153,14 +147,11 @@ class RecordMapping:
         """Return the canonical record in a parsed value.
 
         Raises:
-            RecordError: it is a deletion or one of KTO's bad answers, its label is neither true nor false, the envelope
-                lacks the record, a path leads nowhere, or a key is unknown; names what was found and the nearest that
-                was expected.
+            RecordError: it is a deletion or one of KTO's bad answers, the envelope lacks the record, a path leads
+                nowhere, or a key is unknown; names what was found and the nearest that was expected.
         """
         if self._unwrap or not value.keys() <= _FIELDS:
             value = self._unwrapped(value)
-        for path in self.labels:
-            self._check_label(path, value)
         fields = self._mapped(value) if self._fields else self._named(value)
         return self._with_roles(fields)
 
@@ -185,37 +176,6 @@ class RecordMapping:
                 "records.registry.url",
             )
         return parse(content, self._limits)
-
-    def _label_paths(self) -> list[_Path]:
-        """The paths of labels; a label that a path or template reads is what it reads, and none of KTO's."""
-        paths = [
-            path
-            for parts in self._fields.values()
-            for part in parts
-            if (path := part.path if isinstance(part, _Part) else part) is not None
-        ]
-        beside = {(): "prompt"} | {path.keys[:-1]: path.setting for path in paths if path.setting in _LEARNED}
-        labels = [_Path(setting, ".".join((*keys, "label")), (*keys, "label")) for keys, setting in beside.items()]
-        return [label for label in labels if label.keys not in {path.keys for path in paths}]
-
-    def _check_label(self, path: _Path, value: Mapping[str, Any]) -> None:
-        label = self._find(path, value)
-        if label is _ABSENT or label is None:
-            return
-        good = _TRUTHS.get(str(label).strip().casefold()) if isinstance(label, str | int | float) else None
-        if good is None:
-            advice = "name it labels" if "input_ids" in value else "records.label_false: learn leaves it unread"
-            found = repr(label)[:80] if isinstance(label, str | int | float) else json_type(label)
-            raise RecordError(
-                Reason.BAD_TYPE,
-                f"{path.text} must be true or false, which KTO learns to avoid, found {found}; {advice}",
-            )
-        if not good:
-            raise RecordError(
-                Reason.LABEL_FALSE,
-                f"{path.text} is false: an answer to avoid, which is not learned; records.label_false: ignore leaves "
-                "such records out, learn does not read the label",
-            )
 
     def _unwrapped(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the record in its envelope, or the value itself if no envelope is set."""
@@ -362,8 +322,7 @@ class RecordMapping:
             value = _without_nulls(value)
         if value.keys() <= _FIELDS:
             return value
-        read = {*_MARKS, "label"} if self.labels else _MARKS
-        unknown = [str(key) for key in value if key not in _FIELDS and key not in read]
+        unknown = [str(key) for key in value if key not in _FIELDS and key not in _MARKS]
         known = {key: value[key] for key in value if key in _FIELDS}
         if self._settings.unknown_keys == "dead_letter":
             if not unknown:
@@ -384,8 +343,6 @@ class RecordMapping:
         missing = {name for form in complete or begun or FORMS for name in form.fields} - known.keys()
         if complete and complete[0].takes_images:
             missing |= {"image", "tools"} - known.keys()
-        if self.labels and "label" not in value:
-            missing.add("label")
         for key in unknown:
             near = difflib.get_close_matches(key.casefold()[:80], sorted(missing), n=1, cutoff=_NEAR)
             if near:
@@ -397,6 +354,12 @@ class RecordMapping:
         if len(complete) != 1:
             return known  # what is wrong with it is for the decoder to say
         form = complete[0]
+        if form.name == "prompt + completion" and value.get("label") is False:
+            raise RecordError(
+                Reason.LABEL_FALSE,
+                "label is false: a completion to avoid, which is not learned; records.label_false: ignore leaves such "
+                "records out",
+            )
         return {key: found for key, found in known.items() if key in form.fields or key in COMPANIONS}
 
     def _with_roles(self, record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -86,18 +86,7 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "unknown keys left out": ({**PAIR, "id": 1, "lang": "en"}, {"unknown_keys": "ignore"}, PAIR),
     "the form that is complete": (
         {"prompt": "Open?", "prompt_id": "x", "messages": TURNS}, {"unknown_keys": "ignore"}, {"messages": TURNS}),
-    "a completion that is good": ({**PAIR, "label": True}, {}, PAIR),
-    "a good completion of a table": ({**PAIR, "label": 1.0, "id": 1}, {"unknown_keys": "ignore"}, PAIR),
-    "a good completion of CSV, mapped": ({**ROW, "label": "True"}, QUESTION, {"prompt": "Open?", "completion": "No."}),
-    "no label": ({**PAIR, "label": None}, {}, PAIR),
-    "a label that is learned": (
-        {"text": "It rains.", "label": False}, {"prompt": "text", "completion": "label"},
-        {"prompt": "It rains.", "completion": "false"}),
-    "a label in a template": ({"text": "It rains.", "label": 3}, {"text": "{text} {label}"}, {"text": "It rains. 3"}),
-    "a label that is not KTO's": (
-        {**ROW, "label": 0}, {**QUESTION, "label_false": "learn"}, {"prompt": "Open?", "completion": "No."}),
-    "an ignored label that is not KTO's": (
-        {**PAIR, "label": "b"}, {"unknown_keys": "ignore", "label_false": "learn"}, PAIR),
+    "a completion that is good": ({**PAIR, "label": True}, {"unknown_keys": "ignore"}, PAIR),
 }  # fmt: skip
 
 
@@ -263,35 +252,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
     ),
     "Debezium, mapped but not unwrapped": (CHANGE, QUESTION, Reason.BAD_FORM, "set records.unwrap: after"),
     "both names of images": ({**PAIR, "image": "a", "images": ["b"]}, {}, Reason.BAD_FORM, "must not come together"),
-    "a label that is neither true nor false": (
-        {**ROW, "label": "bad"},
-        QUESTION,
-        Reason.BAD_TYPE,
-        "label must be true or false.* found 'bad'; records.label_false: learn leaves it unread",
-    ),
-    "a label of another number": (
-        {**PAIR, "label": 2},
-        {"unknown_keys": "ignore"},
-        Reason.BAD_TYPE,
-        "label must be .* found 2;",
-    ),
-    "labels with the name of KTO's": (
-        {"input_ids": [1, 2], "label": [-100, 2]},
-        {"unknown_keys": "ignore"},
-        Reason.BAD_TYPE,
-        "found a list; name it labels",
-    ),
-    "a misspelled label": (
-        {**PAIR, "Label": False},
-        {"unknown_keys": "ignore"},
-        Reason.BAD_FORM,
-        "'Label': unknown key, did you mean label",
-    ),
-    "a label that is a key like any other": (
+    "a completion to avoid": (
         {**PAIR, "label": False},
-        {"label_false": "learn"},
-        Reason.BAD_FORM,
-        "'label': unknown key",
+        {"unknown_keys": "ignore"},
+        Reason.LABEL_FALSE,
+        "records.label_false",
     ),
 }
 
@@ -305,38 +270,6 @@ def test_a_refusal_names_what_was_found_and_what_to_set(
         canonical(value, **settings)
     assert refused.value.reason is reason
     assert len(str(refused.value)) < 600
-
-
-AVOIDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "prompt and completion": (PAIR, {}),
-    "among ignored keys": ({**PAIR, "id": 1}, {"unknown_keys": "ignore"}),
-    "messages": ({"messages": TURNS}, {}),
-    "text": ({"text": "Open? No."}, {}),
-    "ids": ({"input_ids": [1, 2]}, {}),
-    "mapped prompt and completion": (ROW, QUESTION),
-    "a template": (ROW, {"text": "{question} {answer}"}),
-    "mapped messages": ({"conversations": TURNS}, {"messages": "conversations"}),
-    "a completion beside its default": ({"prompt": "Open?", "chosen": "No."}, {"completion": "chosen"}),
-}
-
-
-@pytest.mark.parametrize("label", [False, 0, 0.0, "False", "false", "0"])
-@pytest.mark.parametrize(("value", "settings"), AVOIDED.values(), ids=AVOIDED.keys())
-def test_a_false_label_is_no_good_answer_in_any_form(
-    value: dict[str, Any], settings: dict[str, Any], label: object
-) -> None:
-    """As JSON has it and as tables do, in the record, in its envelope, and beside what a path leads to."""
-    labeled = {**value, "label": label}
-    cases: list[tuple[Any, dict[str, Any]]] = [(labeled, settings), ({"data": labeled}, {**settings, "unwrap": "data"})]
-    if "completion" in settings:
-        nested = {name: f"data.{path}" for name, path in {"prompt": "prompt", **settings}.items()}
-        cases.append(({"data": labeled}, nested))
-    for record, set_ in cases:
-        with pytest.raises(RecordError, match="label_false: ignore leaves such records out") as refused:
-            canonical(record, **set_)
-        assert refused.value.reason is Reason.LABEL_FALSE
-        ignoring = RecordMapping(RecordsSettings(**set_, label_false="ignore"), StreamSettings())
-        assert Reason.LABEL_FALSE in ignoring.ignored
 
 
 DELETIONS = {
