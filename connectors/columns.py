@@ -15,7 +15,7 @@ import orjson
 from connectors.rows import FeedRecord, FileRow, JsonlFile, Place, RowError, RowFile
 from streamlearn.errors import RecordError, SourceError, UsageError
 from streamlearn.settings.records import braced_names, is_template
-from streamlearn.stream.record import FORMS
+from streamlearn.stream.record import FORMS, kto_label
 
 
 class ColumnText:
@@ -77,12 +77,14 @@ _WITH_IMAGES = {"image", "tools"}
 class ColumnMapping:
     """The fields of a record and the columns that they come from."""
 
-    def __init__(self, fields: Mapping[str, str], meta: Sequence[str] = ()) -> None:
+    def __init__(self, fields: Mapping[str, str], meta: Sequence[str] = (), passed: Collection[str] = ()) -> None:
         """Take the columns, or templates, by field.
 
         Args:
             fields: Field of the record to name of a column; that of a text also to a template.
             meta: Columns that pass through in the record's `meta`.
+            passed: Columns that are passed on under their own name by rows that have them, unless a field is made of
+                them: KTO's label, for example.
 
         Raises:
             UsageError: these fields do not make a record.
@@ -98,11 +100,16 @@ class ColumnMapping:
         self._values = {name: column for name, column in fields.items() if name not in texts}
         self._meta = tuple(meta)
         in_texts = (column for text in self._texts.values() for column in text.columns)
-        self.columns: frozenset[str] = frozenset((*in_texts, *self._values.values(), *self._meta))
+        in_fields = {*in_texts, *self._values.values()}
+        self._required = in_fields | {*meta}
+        self._passed = tuple(sorted({*passed} - in_fields - ({"label"} if "text" in fields else set())))
+        self.columns: frozenset[str] = frozenset((*self._required, *self._passed))
         """Every column that is read."""
 
     @classmethod
-    def by_name(cls, columns: Collection[str], path: Path, meta: Sequence[str] = ()) -> Self:
+    def by_name(
+        cls, columns: Collection[str], path: Path, meta: Sequence[str] = (), passed: Collection[str] = ()
+    ) -> Self:
         """The mapping of a file whose columns are named like a record's fields; others are left out.
 
         Raises:
@@ -118,7 +125,7 @@ class ColumnMapping:
         fields = {name: name for name in names if name in columns}
         if form.takes_images and "images" in columns:
             fields.setdefault("image", "images")
-        return cls(fields, meta)
+        return cls(fields, meta, passed)
 
     def check(self, columns: Collection[str], where: Path | Place) -> None:
         """Check that a file or a row has every column.
@@ -126,7 +133,7 @@ class ColumnMapping:
         Raises:
             UsageError: one is missing; names the nearest one and all that there are.
         """
-        for name in sorted(self.columns - set(columns)):
+        for name in sorted(self._required - set(columns)):
             near = difflib.get_close_matches(name, list(columns), n=1, cutoff=0.5)
             hint = f", did you mean {near[0]!r}?" if near else "."
             one = next(iter(columns), "") if len(columns) == 1 else ""
@@ -146,6 +153,10 @@ class ColumnMapping:
                 value = _value(name, column, row.values[column])
                 if value is not None:
                     record[name] = value
+            passed = {name: row.values.get(name) for name in self._passed}
+            if kto_label(passed.get("label")) is None:
+                passed.pop("label", None)
+            record |= without_missing(passed)
             if self._meta:
                 record["meta"] = without_missing({column: row.values[column] for column in self._meta})
             return orjson.dumps(record, default=_written)
@@ -157,6 +168,7 @@ class ColumnMapping:
     def __str__(self) -> str:
         fields = [f"{name} from {', '.join(map(repr, text.columns))}" for name, text in self._texts.items()]
         fields += [f"{name} from {column!r}" for name, column in self._values.items()]
+        fields += [f"{name} from {name!r}" for name in self._passed]
         fields += [f"meta from {', '.join(map(repr, self._meta))}"] if self._meta else []
         return "; ".join(fields)
 

@@ -227,6 +227,7 @@ class RecordCheck:
         self._decoder = decoder_of(settings, load_preprocessing(settings.backbone, shape))
         self._record = partial(Record, TopicPartition("feed", 0), 0)
         self.has_mapping = bool(settings.records.mapped or settings.records.unwrap)
+        self.reads_label = bool(self._decoder.mapping.labels)
 
     def __call__(self, value: bytes) -> None:
         """Raise RecordError if the record would become a dead letter."""
@@ -273,12 +274,15 @@ def open_records(
     from connectors.columns import ColumnMapping, Records, WholeRows  # noqa: PLC0415 - not needed for --help
 
     mapping: ColumnMapping | WholeRows | None = None
+    passed = {"sample_type", "label"} if check is None or check.reads_label else {"sample_type"}
+    if file.columns is not None:
+        passed &= set(file.columns)
     if fields:
-        mapping = ColumnMapping(fields, meta)
+        mapping = ColumnMapping(fields, meta, passed)
     elif file.columns is not None and check is not None and check.has_mapping:
         mapping = WholeRows(file.columns)
     elif file.columns is not None:
-        mapping = ColumnMapping.by_name(file.columns, file.path, meta)
+        mapping = ColumnMapping.by_name(file.columns, file.path, meta, passed)
     elif meta:
         raise UsageError("--meta needs a mapping of the other columns too, such as --prompt and --completion")
     return Records(file, mapping, skip_bad_rows=skip_bad_rows, check=check)

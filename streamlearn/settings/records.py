@@ -148,9 +148,9 @@ class RecordsSettings(Section):
     unknown_keys: Ignorable = "dead_letter"
     """What happens to a record with other keys than a record has, where nothing is mapped: dead_letter, or ignore the
     keys."""
-    label_false: Ignorable = "dead_letter"
-    """With unknown_keys: ignore, what happens to a prompt and completion with `label: false`, which KTO learns to
-    avoid."""
+    label_false: Literal["ignore", "dead_letter", "learn"] = "dead_letter"
+    """What happens to a completion or messages with `label: false` (CSV: its text), which KTO learns to avoid. Other
+    labels are keys like any other; learn: so is this one."""
     deletions: Ignorable = "ignore"
     """What happens to tombstones and deletions of change data capture: ignore counts them by themselves."""
     registry: RegistrySettings | None = None

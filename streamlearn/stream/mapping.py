@@ -21,7 +21,7 @@ from streamlearn.settings import RecordsSettings, StreamSettings
 from streamlearn.settings.records import FORM_FIELDS, WHOLE, Role, is_template, path_keys, template_parts
 from streamlearn.stream.conversation import ROLES
 from streamlearn.stream.parse import json_type, parse, parse_text, too_large
-from streamlearn.stream.record import COMPANIONS, FORMS, Form
+from streamlearn.stream.record import COMPANIONS, FORMS, Form, kto_label
 
 _ROLE_NAMES: dict[str, Role] = {
     "human": "user",
@@ -40,6 +40,8 @@ _DELETING = ("d", "t")
 """Debezium's operations delete and truncate."""
 _NEAR = 0.8
 """Similarity from which a key is taken for a misspelled one."""
+_ANSWERED = ("completion", "messages")
+"""Fields with an answer, so that a label beside them is KTO's."""
 _PREFIX_BYTES = 5
 _INDEX = re.compile("-?[0-9]{1,18}")
 
@@ -113,6 +115,8 @@ class RecordMapping:
                 ]
             else:
                 self._fields[name] = [_path(name, path) for path in paths]
+        self.labels = [] if settings.label_false == "learn" else self._label_paths()
+        """Where KTO's label may stand: in the record, and beside its answer; nowhere if it is not read."""
         self.ignored: frozenset[Reason] = frozenset(
             reason
             for reason, setting in zip(IGNORABLE, (settings.deletions, settings.label_false), strict=True)
@@ -152,6 +156,9 @@ class RecordMapping:
         """
         if self._unwrap or not value.keys() <= _FIELDS:
             value = self._unwrapped(value)
+        if self._fields or value.keys() & {*_ANSWERED}:
+            for path in self.labels:
+                self._check_label(path, value)
         fields = self._mapped(value) if self._fields else self._named(value)
         return self._with_roles(fields)
 
@@ -176,6 +183,28 @@ class RecordMapping:
                 "records.registry.url",
             )
         return parse(content, self._limits)
+
+    def _label_paths(self) -> list[_Path]:
+        """The paths of labels; a label that a path or template reads is what it reads, and none of KTO's."""
+        if "text" in self._fields:
+            return []
+        paths = [
+            path
+            for parts in self._fields.values()
+            for part in parts
+            if (path := part.path if isinstance(part, _Part) else part) is not None
+        ]
+        beside = {(): "prompt"} | {path.keys[:-1]: path.setting for path in paths if path.setting in _ANSWERED}
+        labels = [_Path(setting, ".".join((*keys, "label")), (*keys, "label")) for keys, setting in beside.items()]
+        return [label for label in labels if label.keys not in {path.keys for path in paths}]
+
+    def _check_label(self, path: _Path, value: Mapping[str, Any]) -> None:
+        if kto_label(self._find(path, value)) is False:
+            raise RecordError(
+                Reason.LABEL_FALSE,
+                f"{path.text} is false: an answer to avoid, which is not learned; records.label_false: ignore leaves "
+                "such records out, learn does not read the label",
+            )
 
     def _unwrapped(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the record in its envelope, or the value itself if no envelope is set."""
@@ -322,7 +351,9 @@ class RecordMapping:
             value = _without_nulls(value)
         if value.keys() <= _FIELDS:
             return value
-        unknown = [str(key) for key in value if key not in _FIELDS and key not in _MARKS]
+        is_labeled = self.labels and value.keys() & {*_ANSWERED} and kto_label(value.get("label")) is not None
+        read = {*_MARKS, "label"} if is_labeled else _MARKS
+        unknown = [str(key) for key in value if key not in _FIELDS and key not in read]
         known = {key: value[key] for key in value if key in _FIELDS}
         if self._settings.unknown_keys == "dead_letter":
             if not unknown:
@@ -354,12 +385,6 @@ class RecordMapping:
         if len(complete) != 1:
             return known  # what is wrong with it is for the decoder to say
         form = complete[0]
-        if form.name == "prompt + completion" and value.get("label") is False:
-            raise RecordError(
-                Reason.LABEL_FALSE,
-                "label is false: a completion to avoid, which is not learned; records.label_false: ignore leaves such "
-                "records out",
-            )
         return {key: found for key, found in known.items() if key in form.fields or key in COMPANIONS}
 
     def _with_roles(self, record: Mapping[str, Any]) -> Mapping[str, Any]:

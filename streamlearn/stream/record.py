@@ -63,6 +63,15 @@ IGNORED = -100
 """Label of a token that is not learned."""
 
 
+def kto_label(value: object) -> bool | None:
+    """Whether KTO's `label` marks an answer as good, as JSON and CSV have it; None for any other value.
+
+    >>> kto_label(False), kto_label("True"), kto_label("billing")
+    (False, True, None)
+    """
+    return {"true": True, "false": False}.get(str(value).strip().casefold()) if isinstance(value, bool | str) else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageInputs:
     """What a backbone's processor computes from one image."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from streamlearn.cli.feed import Pacer, Portion, RecordCheck, check_all, cluster
 from streamlearn.cli.main import app
 from streamlearn.errors import SourceError, UsageError
 from tests.connectors.kafka.doubles import SteppingClock
-from tests.connectors.row_files import write_jsonl, write_parquet
+from tests.connectors.row_files import write_csv, write_jsonl, write_parquet
 from tests.vision import as_base64, make_image
 
 
@@ -138,6 +139,46 @@ def test_the_mapping_of_the_configuration_is_that_of_the_daemon(tmp_path: Path) 
     assert check.scope.endswith("; 1 would be ignored, such as deletions")
     rows = open_records(open_file(write_parquet(tmp_path / "rows.parquet", lines[:1])), {}, check=check)
     assert [json.loads(record.value) for record in rows] == [{"q": "why?", "a": "so", "id": 1}]
+
+
+KTO: list[dict[str, Any]] = [
+    {"prompt": "2+2=", "completion": "4", "label": True},
+    {"prompt": "2+2=", "completion": "5", "label": False},
+]
+
+
+@pytest.mark.filterwarnings(  # `datasets` leaves a CSV file open
+    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize(
+    ("write_rows", "name"), [(write_csv, "rows.csv"), (write_parquet, "rows.parquet"), (write_jsonl, "rows.jsonl")]
+)
+@pytest.mark.parametrize("fields", [{}, {"prompt": "prompt", "completion": "completion"}])
+def test_a_bad_answer_of_a_table_stays_one(
+    write_rows: Callable[[Path, list[Any]], Path], name: str, fields: dict[str, str], tmp_path: Path
+) -> None:
+    """The column `label` goes with its row; without a configuration and with one that ignores bad answers."""
+    path = write_rows(tmp_path / name, KTO)
+    records = open_records(open_file(path), fields, skip_bad_rows=True, check=RecordCheck(None))
+    assert [json.loads(record.value)["completion"] for record in records] == ["4"]
+    assert records.refused == {"label_false": 1}
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {jsonl: {path: a.jsonl}}\nrecords: {label_false: ignore}\n")
+    check = RecordCheck(config)
+    values = [json.loads(record.value) for record in open_records(open_file(path), fields, check=check)]
+    assert [str(value["label"]) for value in values] == ["True", "False"]
+    assert "1 would be ignored" in check.scope
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": "It rains.", "label": False}, {"prompt": "Rain?", "completion": "Yes.", "label": 3}]
+)
+def test_a_label_that_is_none_of_ktos_is_left_out(row: dict[str, Any], tmp_path: Path) -> None:
+    """A text's class, or a number; `sample_type` goes with its row."""
+    path = write_parquet(tmp_path / "rows.parquet", [{**row, "sample_type": "news"}])
+    records = open_records(open_file(path), {}, check=RecordCheck(None))
+    expected = {name: value for name, value in row.items() if name != "label"} | {"sample_type": "news"}
+    assert [json.loads(record.value) for record in records] == [expected]
 
 
 def test_a_backbone_that_is_elsewhere_is_named(tmp_path: Path) -> None:

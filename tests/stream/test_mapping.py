@@ -86,7 +86,21 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "unknown keys left out": ({**PAIR, "id": 1, "lang": "en"}, {"unknown_keys": "ignore"}, PAIR),
     "the form that is complete": (
         {"prompt": "Open?", "prompt_id": "x", "messages": TURNS}, {"unknown_keys": "ignore"}, {"messages": TURNS}),
-    "a completion that is good": ({**PAIR, "label": True}, {"unknown_keys": "ignore"}, PAIR),
+    "a completion that is good": ({**PAIR, "label": True}, {}, PAIR),
+    "a class beside an answer": ({**PAIR, "label": 0, "id": 1}, {"unknown_keys": "ignore"}, PAIR),
+    "a class beside a mapped answer": (
+        {**ROW, "label": "billing"}, QUESTION, {"prompt": "Open?", "completion": "No."}),
+    "a class of a text": ({"text": "It rains.", "label": False}, {"unknown_keys": "ignore"}, {"text": "It rains."}),
+    "a class of a mapped text": ({"body": "It rains.", "label": False}, {"text": "body"}, {"text": "It rains."}),
+    "a good completion of CSV, mapped": ({**ROW, "label": "True"}, QUESTION, {"prompt": "Open?", "completion": "No."}),
+    "a label that is learned": (
+        {"text": "It rains.", "label": False}, {"prompt": "text", "completion": "label"},
+        {"prompt": "It rains.", "completion": "false"}),
+    "a label in a template": ({"text": "It rains.", "label": 3}, {"text": "{text} {label}"}, {"text": "It rains. 3"}),
+    "a label that is not KTO's": (
+        {**ROW, "label": False}, {**QUESTION, "label_false": "learn"}, {"prompt": "Open?", "completion": "No."}),
+    "an ignored label that is not KTO's": (
+        {**PAIR, "label": False}, {"unknown_keys": "ignore", "label_false": "learn"}, PAIR),
 }  # fmt: skip
 
 
@@ -252,11 +266,18 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Reason, str]] = {
     ),
     "Debezium, mapped but not unwrapped": (CHANGE, QUESTION, Reason.BAD_FORM, "set records.unwrap: after"),
     "both names of images": ({**PAIR, "image": "a", "images": ["b"]}, {}, Reason.BAD_FORM, "must not come together"),
-    "a completion to avoid": (
+    "a class where keys are not ignored": ({**PAIR, "label": 2}, {}, Reason.BAD_FORM, "'label': unknown key"),
+    "a text's label where keys are not ignored": (
+        {"text": "It rains.", "label": False},
+        {},
+        Reason.BAD_FORM,
+        "'label': unknown key",
+    ),
+    "a label that is a key like any other": (
         {**PAIR, "label": False},
-        {"unknown_keys": "ignore"},
-        Reason.LABEL_FALSE,
-        "records.label_false",
+        {"label_false": "learn"},
+        Reason.BAD_FORM,
+        "'label': unknown key",
     ),
 }
 
@@ -270,6 +291,36 @@ def test_a_refusal_names_what_was_found_and_what_to_set(
         canonical(value, **settings)
     assert refused.value.reason is reason
     assert len(str(refused.value)) < 600
+
+
+AVOIDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "prompt and completion": (PAIR, {}),
+    "among ignored keys": ({**PAIR, "id": 1}, {"unknown_keys": "ignore"}),
+    "messages": ({"messages": TURNS}, {}),
+    "mapped prompt and completion": (ROW, QUESTION),
+    "a template": (ROW, {"prompt": "{question} ", "completion": "{answer}."}),
+    "mapped messages": ({"conversations": TURNS}, {"messages": "conversations"}),
+    "a completion beside its default": ({"prompt": "Open?", "chosen": "No."}, {"completion": "chosen"}),
+}
+
+
+@pytest.mark.parametrize("label", [False, "False", "false"])
+@pytest.mark.parametrize(("value", "settings"), AVOIDED.values(), ids=AVOIDED.keys())
+def test_an_answer_with_a_false_label_is_one_to_avoid(
+    value: dict[str, Any], settings: dict[str, Any], label: object
+) -> None:
+    """As JSON has it and as CSV does, in the record, in its envelope, and beside what a path leads to."""
+    labeled = {**value, "label": label}
+    cases: list[tuple[Any, dict[str, Any]]] = [(labeled, settings), ({"data": labeled}, {**settings, "unwrap": "data"})]
+    if "{" not in settings.get("completion", "{"):
+        nested = {name: f"data.{path}" for name, path in {"prompt": "prompt", **settings}.items()}
+        cases.append(({"data": labeled}, nested))
+    for record, set_ in cases:
+        with pytest.raises(RecordError, match="label_false: ignore leaves such records out") as refused:
+            canonical(record, **set_)
+        assert refused.value.reason is Reason.LABEL_FALSE
+        ignoring = RecordMapping(RecordsSettings(**set_, label_false="ignore"), StreamSettings())
+        assert Reason.LABEL_FALSE in ignoring.ignored
 
 
 DELETIONS = {
