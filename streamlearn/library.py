@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 from tqdm import tqdm
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from connectors.iterable import IterableSource, iterate, to_json
 from streamlearn.backbone.load import adopt
 from streamlearn.board import Board, Clock
+from streamlearn.callbacks import CallbackObserver
 from streamlearn.daemon.build import Components
 from streamlearn.daemon.loop import Daemon
 from streamlearn.errors import ConfigError, RecordError, SnapshotError, UsageError
@@ -33,16 +34,13 @@ from streamlearn.jobs.runner import evaluate, generate, route
 from streamlearn.learner.evaluate import run_to_end
 from streamlearn.learner.learner import Step
 from streamlearn.model_files import pinned
-from streamlearn.regimes.report import ShiftReport
 from streamlearn.series import HistoryPoint
 from streamlearn.settings import Settings
 from streamlearn.settings.settings import checked
 from streamlearn.snapshot.manifest import PASSED, another_model
-from streamlearn.snapshot.parts import SnapshotInfo
 from streamlearn.snapshot.store import SnapshotStore
 from streamlearn.status import Phase, RegimeStatus, Requested, Route, ShiftStatus, Status
 from streamlearn.stream.parse import parse
-from streamlearn.stream.record import Batch
 
 Record = Mapping[str, Any]
 """A record in one of the forms that the daemon reads, such as {"prompt": ..., "completion": ...}."""
@@ -145,20 +143,6 @@ class History:
         return pd.DataFrame(self.rows)
 
 
-class Callback(Protocol):
-    """What is called while records are learned: any of these, as of a `transformers.TrainerCallback`.
-
-    `args` is None; `state` and `control` are transformers' `TrainerState` and `TrainerControl`; a callback may set
-    `control.should_training_stop`.
-    """
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **kwargs: Any) -> Any: ...
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any: ...
-
-
 class Learner:
     """A frozen model that keeps learning from records, without task boundaries.
 
@@ -195,7 +179,7 @@ class Learner:
             revision: Commit of a hub id; by default the one that its branch `main` names, which is then pinned.
             start: A LoRA that PEFT saved, from which every regime begins: a folder or a hub id, as `adapter.start`.
             device: `backbone.device`.
-            callbacks: See `Callback`.
+            callbacks: See `streamlearn.callbacks.Callback`.
             progress: Whether a bar is shown in a terminal and a notebook.
             accept_config_change: Continue though settings that decide what is learned have changed.
             **settings: The sections and keys of a configuration file: `learner={"lr": 0.002}`, `seed=1`. A `source` is
@@ -271,7 +255,7 @@ class Learner:
             self._components = opened.enter_context(
                 closing(Components(settings, accept_config_change=accept, source=self._source, backbone=backbone))
             )
-            self._observer = _Observer(callbacks)
+            self._observer = CallbackObserver(callbacks)
             board = Board(Status(Phase.STARTING), Clock())
             self._daemon = Daemon(self._components, board, JobQueue(1), observer=self._observer)
             self._daemon.start()
@@ -287,9 +271,9 @@ class Learner:
 
         Shifts are detected ahead of training, so a batch comes some records after it was read. A loop that is left
         early keeps what was read, and the next call goes on with it, then reads its own records; an error that ended
-        the iterable before is not raised. At the end everything is learned, each regime's
-        hold-out records are scored, and a learner with a state folder is saved. A record that cannot be used is warned
-        of and left out; a batch of nothing else yields no update.
+        the iterable before is not raised. At the end everything is learned, each regime's hold-out records are scored,
+        and a learner with a state folder is saved. A record that cannot be used is warned of and left out; a batch of
+        nothing else yields no update.
 
         Raises:
             TypeError: `records` is a single record, or no iterable.
@@ -318,7 +302,7 @@ class Learner:
                 bar.update(len(regimes))
                 if update.loss is not None:
                     bar.set_postfix(loss=f"{update.loss:.2f}", regime=update.regime, refresh=False)
-                observer.updated(update)
+                observer.updated(update.step, loss=update.loss, regime=update.regime, shift=update.shift is not None)
                 yield update
                 self._check_open("learn")
                 if self._source is not None and self._source.records is not reading:
@@ -506,61 +490,6 @@ class Learner:
         self._check_open(method)
         components = self._components
         return components.learner, components.decoder, components.adaptation.route
-
-
-class _Observer:
-    """Passes what the loop reports on to the callbacks, and keeps the newest shift."""
-
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._callbacks = callbacks
-        self._state: Any = None
-        """transformers' state while `learn` is under way for the first time, and after; None before."""
-        self.shift: ShiftStatus | None = None
-        """The newest shift since it was set to None."""
-
-    def begin(self, step: int) -> None:
-        """A call of `learn` begins."""
-        if self._callbacks:
-            from transformers import TrainerControl, TrainerState  # noqa: PLC0415 - takes a second to import
-
-            self._state, self._control = TrainerState(global_step=step), TrainerControl()
-        self._call("on_train_begin")
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a callback asked to stop."""
-        return bool(self._callbacks) and self._control.should_training_stop
-
-    def updated(self, update: Update) -> None:
-        """A batch was learned."""
-        if self._callbacks:
-            self._state.global_step = update.step
-            logs = {"loss": update.loss, "regime": update.regime, "shift": update.shift is not None}
-            self._call("on_log", logs=logs)
-            self._call("on_step_end")
-
-    def end(self) -> None:
-        """A call of `learn` ends."""
-        self._call("on_train_end")
-
-    def _call(self, method: str, **values: Any) -> None:
-        if self._state is None:
-            return
-        for callback in self._callbacks:
-            if hasattr(callback, method):
-                getattr(callback, method)(None, self._state, self._control, **values)
-
-    def on_start(self, status: Status) -> None: ...
-
-    def on_step(self, batch: Batch, step: Step, status: Status) -> None: ...
-
-    def on_shift(self, report: ShiftReport) -> None:
-        if report.shift.previous is not None:
-            self.shift = report.status
-
-    def on_snapshot(self, info: SnapshotInfo) -> None:
-        del info
-        self._call("on_save")
 
 
 def _update(step: int, done: Step | None, regimes: tuple[int | None, ...], shift: ShiftStatus | None) -> Update:

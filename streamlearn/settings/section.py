@@ -69,10 +69,8 @@ def plain_types(annotation: Any) -> set[Any]:
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
     """The section in a field's annotation (`X` or `X | None`), or None for a plain value."""
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None
+    types = (each for each in plain_types(annotation) if isinstance(each, type))
+    return next((each for each in types if issubclass(each, Section)), None)
 
 
 def host_name(name: str) -> str:
