@@ -235,7 +235,15 @@ def test_the_pod_learns_to_the_end(etc: Path, tmp_path: Path) -> None:
     }
     writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
     environ, _, _, entrypoint, _ = image()
-    environ |= {one["name"]: one.get("value", "10.0.0.7") for one in container["env"]}
+    requests = {f"requests.{name}": value for name, value in container["resources"]["requests"].items()}
+    for variable in container["env"]:
+        match variable.get("valueFrom"):
+            case None:
+                environ[variable["name"]] = variable["value"]
+            case {"fieldRef": {"fieldPath": "status.podIP"}}:
+                environ[variable["name"]] = "10.0.0.7"
+            case {"resourceFieldRef": {"resource": name}}:
+                environ[variable["name"]] = requests[name]
     environ = {name: value.replace("$(POD_IP)", "10.0.0.7") for name, value in environ.items()}
     environ |= {f"STREAMLEARN_{name}": "tcp://10.96.14.3:8083" for name in ("PORT", "PORT_8083_TCP", "SERVICE_HOST")}
     ended = run_confined(
