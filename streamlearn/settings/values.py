@@ -39,6 +39,8 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506, TID251 - a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(_fault(error)) from None  # the error itself quotes the line
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a list": ("- a\n", "expected a mapping of sections, found list"),
     "nothing": ("", "expected a mapping of sections, found NoneType"),
     "not valid YAML": ("a: [", "not valid YAML"),
+    "deep nesting": ("a: " + "[" * 5000, "not valid YAML: nested too deeply"),
     "a Python object": ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
 }  # fmt: skip
 
