@@ -87,6 +87,8 @@ MADE: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "the form that is complete": (
         {"prompt": "Open?", "prompt_id": "x", "messages": TURNS}, {"unknown_keys": "ignore"}, {"messages": TURNS}),
     "a completion that is good": ({**PAIR, "label": True}, {}, PAIR),
+    "a completion that is good, among ignored keys": (
+        {**PAIR, "label": True, "id": 1}, {"unknown_keys": "ignore"}, PAIR),
     "a class beside an answer": ({**PAIR, "label": 0, "id": 1}, {"unknown_keys": "ignore"}, PAIR),
     "a class beside a mapped answer": (
         {**ROW, "label": "billing"}, QUESTION, {"prompt": "Open?", "completion": "No."}),
